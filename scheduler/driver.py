@@ -1,0 +1,124 @@
+"""Drives an Engine from the calling thread, without queues or a network: for tests, benchmarks and scripts. Requests go in at
+once or at a time of the clock; what comes out is kept per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from fairlane.blockmgr.manager import BlockManager
+from fairlane.clock import Clock, FakeClock
+from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
+from fairlane.scheduler.events import Delta, Ended
+from fairlane.scheduler.executor import Executor
+from fairlane.scheduler.policies import FCFSPolicy
+from fairlane.scheduler.request import Request, RequestId
+from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.tenancy import PolicySnapshot
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What one request got. Times are of the engine's clock; ttft_s counts from the request's arrival."""
+
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    ended: Ended | None = None
+
+
+class EngineDriver:
+    """An engine with its scheduler and blocks, stepped by hand. `check` verifies all invariants after every turn."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        clock: Clock,
+        snapshot: PolicySnapshot,
+        limits: SchedulerLimits,
+        *,
+        depth: int = 0,
+        prefix_caching: bool = True,
+        check: bool = False,
+    ) -> None:
+        info = executor.info
+        self.clock = clock
+        self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits, self.blocks, FCFSPolicy(), clock)
+        self.engine = Engine(self.scheduler, executor, clock, self, self, depth)
+        self.transcripts: dict[RequestId, Transcript] = {}
+        self.refusals: list[str] = []
+        self._commands: list[Command] = [ApplyPolicy(snapshot, self._applied)]
+        self._later: list[tuple[float, int, Command]] = []
+        self._check = check
+
+    # -- driving -------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues the request for the next turn."""
+        self.transcripts[request.request_id] = Transcript()
+        self._commands.append(Add(request))
+
+    def add_at_arrival(self, requests: Iterable[Request]) -> None:
+        """Queues each when the clock has reached its arrival_s."""
+        for request in requests:
+            self.transcripts[request.request_id] = Transcript()
+            self.at(request.arrival_s, Add(request))
+
+    def at(self, time_s: float, command: Command) -> None:
+        heappush(self._later, (time_s, len(self._later), command))
+
+    def abort(self, request_id: RequestId) -> None:
+        self._commands.append(Abort(request_id))
+
+    def apply(self, snapshot: PolicySnapshot) -> None:
+        self._commands.append(ApplyPolicy(snapshot, self._applied))
+
+    def turn(self) -> bool:
+        """One engine round. False when nothing is running, waiting or due."""
+        busy = self.engine.turn(wait=False)
+        if self._check:
+            self.scheduler.check_integrity()
+        return busy
+
+    def run_until_idle(self, max_turns: int = 1_000_000) -> None:
+        """Turns until every request has ended. RuntimeError when max_turns was not enough: something starves."""
+        for _ in range(max_turns):
+            if not self.turn() and not self._skip_to_next_arrival() and not self.scheduler.num_unfinished:
+                return
+        raise RuntimeError(f"{self.scheduler.num_unfinished} requests unfinished after {max_turns} turns")
+
+    def _skip_to_next_arrival(self) -> bool:
+        if not self._later or self.scheduler.num_unfinished:
+            return bool(self._commands)
+        if isinstance(self.clock, FakeClock) and self._later[0][0] > self.clock.now():
+            self.clock.advance(self._later[0][0] - self.clock.now())
+        return True
+
+    # -- the engine's boxes --------------------------------------------------------------------------------------------
+
+    def drain(self, timeout_s: float | None) -> Iterable[Command]:
+        now_s = self.clock.now()
+        commands, self._commands = self._commands, []
+        while self._later and self._later[0][0] <= now_s:
+            commands.append(heappop(self._later)[2])
+        return commands
+
+    def put(self, step_id: int, deltas: list[Delta]) -> None:
+        now_s = self.clock.now()
+        for delta in deltas:
+            transcript = self.transcripts[delta.request_id]
+            if transcript.ended is not None:
+                raise RuntimeError(f"request {delta.request_id} got a delta after its end")
+            transcript.deltas.append(delta)
+            transcript.token_ids.extend(delta.token_ids)
+            if delta.token_ids and transcript.first_token_s is None:
+                transcript.first_token_s = now_s
+            if delta.ended is not None:
+                transcript.ended, transcript.ended_s = delta.ended, now_s
+
+    def _applied(self, refusal: str) -> None:
+        if refusal:
+            self.refusals.append(refusal)

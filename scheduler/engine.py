@@ -1,0 +1,182 @@
+"""The engine loop: one thread that takes commands from an inbox, runs the scheduler one or more steps ahead of the results,
+and puts what happened into an outbox. Whoever owns the thread decides how the boxes reach a network.
+
+    depth 0   schedule 1 · run 1 · update 1 · schedule 2 · ...           the readable specification
+    depth 1   schedule 1 · launch 1 · schedule 2 · launch 2 · update 1 · schedule 3 · ...
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from fairlane.clock import Clock
+from fairlane.scheduler.events import Delta, EndReason
+from fairlane.scheduler.executor import Executor, StepError
+from fairlane.scheduler.output import ScheduleOutput
+from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.request import Request, RequestId
+from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.tenancy import PolicySnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Queue a request; `arrival_s` and `deadline_s` are already of the engine's clock."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request; one that is gone already is ignored."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPolicy:
+    """Swap the policy before the next step, then call `applied` with a refusal text, empty when it is in force."""
+
+    snapshot: PolicySnapshot
+    applied: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the loop after this step."""
+
+
+Command = Add | Abort | ApplyPolicy | Stop
+
+
+class Inbox(Protocol):
+    def drain(self, timeout_s: float | None) -> Iterable[Command]:
+        """What has arrived; waits up to timeout_s (None: for ever, 0: not at all) for the first."""
+
+
+class Outbox(Protocol):
+    def put(self, step_id: int, deltas: list[Delta]) -> None:
+        """Takes over the list; called at most twice a step, from the engine's thread."""
+
+
+class Engine:
+    """Owns the scheduler and the executor for one thread.
+
+    `stats` and `step_started_s` (when the oldest unfinished step began; None while idle) may be read from any thread.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, inbox: Inbox, outbox: Outbox, depth: int = 0) -> None:
+        if depth not in (0, 1, 2):
+            raise ValueError(f"pipeline depth must be 0, 1 or 2, not {depth}")
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._inbox = inbox
+        self._outbox = outbox
+        self._depth = depth
+        self._in_flight: deque[tuple[int, Any]] = deque()
+        self._deadlines: list[tuple[float, RequestId]] = []
+        self._snapshot: PolicySnapshot | None = None
+        self._running = True
+        self.stats: SchedulerStats = scheduler.stats()
+        self.step_started_s: float | None = None
+
+    def run(self) -> None:
+        """Loops until Stop. An exception that escapes is a bug; the process must not outlive it."""
+        while self._running:
+            self.turn()
+
+    def turn(self, *, wait: bool = True) -> bool:
+        """One round: commands, deadlines, at most one launch, at most one result. False when there was nothing to do."""
+        idle = not self._in_flight and not self._scheduler.num_unfinished
+        for command in self._inbox.drain(None if idle and wait else 0.0):
+            self._obey(command)
+        self._expire()
+        launched = self._launch_next() if len(self._in_flight) <= self._depth else False
+        self._emit()
+        finished = False
+        if self._in_flight and (len(self._in_flight) > self._depth or not launched):
+            self._finish_oldest()
+            self._emit()
+            finished = True
+        self.stats = self._scheduler.stats()
+        return launched or finished
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(request):
+                self._add(request)
+            case Abort(request_id):
+                self._scheduler.abort(request_id)
+            case ApplyPolicy(snapshot, applied):
+                applied(self._apply(snapshot))
+            case Stop():
+                self._running = False
+
+    def _add(self, request: Request) -> None:
+        if self._snapshot is None or request.tier not in {tier.name for tier in self._snapshot.tiers}:
+            self._scheduler.refuse(request, "TIER_UNKNOWN", f"the policy in force has no tier {request.tier!r}")
+            return
+        self._scheduler.add(request)
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, request.request_id))
+
+    def _apply(self, snapshot: PolicySnapshot) -> str:
+        if self._snapshot is not None and snapshot.generation < self._snapshot.generation:
+            return f"generation {snapshot.generation} is older than {self._snapshot.generation}"
+        names = {tier.name for tier in snapshot.tiers}
+        orphaned = self._scheduler.live_tiers() - names
+        if self._snapshot is not None and orphaned:  # a tier that was removed lives on for the work it admitted
+            kept = tuple(tier for tier in self._snapshot.tiers if tier.name in orphaned)
+            snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
+        self._scheduler.apply_policy(make_policy(snapshot), snapshot.generation)
+        self._snapshot = snapshot
+        return ""
+
+    def _expire(self) -> None:
+        now_s = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, request_id = heappop(self._deadlines)
+            error = ("DEADLINE_EXCEEDED", "the request's deadline passed")
+            self._scheduler.abort(request_id, EndReason.FAILED, error)
+
+    def _launch_next(self) -> bool:
+        if self.step_started_s is None and self._scheduler.num_unfinished:
+            self.step_started_s = self._clock.now()
+        output = self._scheduler.schedule()
+        if output is None:
+            if not self._in_flight:
+                self.step_started_s = None
+            return False
+        self._launch(output)
+        return True
+
+    def _launch(self, output: ScheduleOutput) -> None:
+        try:
+            handle = self._executor.launch(output)
+        except StepError as error:
+            while self._in_flight:  # results must be taken in launch order
+                self._finish_oldest()
+            self._scheduler.fail_step(output.step_id, str(error))
+            self.step_started_s = None
+            return
+        self._in_flight.append((output.step_id, handle))
+
+    def _finish_oldest(self) -> None:
+        step_id, handle = self._in_flight.popleft()
+        try:
+            result = self._executor.result(handle)
+        except StepError as error:
+            self._scheduler.fail_step(step_id, str(error))
+        else:
+            self._scheduler.update(result)
+        self.step_started_s = self._clock.now() if self._in_flight else None
+
+    def _emit(self) -> None:
+        deltas = self._scheduler.take_deltas()
+        if deltas:
+            self._outbox.put(self._scheduler.step_id, deltas)

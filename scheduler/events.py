@@ -1,0 +1,59 @@
+"""What the engine tells about a request: one Delta per request and step, in the order its parts happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fairlane.scheduler.request import RequestId
+
+
+class EndReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class PreemptionKind(Enum):
+    PAUSED = "paused"
+    RECOMPUTED = "recomputed"
+
+
+class PreemptionReason(Enum):
+    HIGHER_RANK = "higher_rank"
+    KV_CAPACITY = "kv_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First placed in a step, after queue_s of waiting, with cached_tokens of its prompt from the prefix cache."""
+
+    cached_tokens: int
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The one terminal outcome. error_reason is a key of fairlane.errors.REASONS when reason is FAILED."""
+
+    reason: EndReason
+    stop_token_id: int | None = None
+    error_reason: str = ""
+    error_message: str = ""
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    queue_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Delta:
+    """What happened to one request in one step: queued, started or resumed first, then tokens, then preempted or ended."""
+
+    request_id: RequestId
+    queue_position: int | None = None
+    started: Started | None = None
+    resumed_after_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    preempted: tuple[PreemptionKind, PreemptionReason] | None = None
+    ended: Ended | None = None

@@ -1,0 +1,108 @@
+"""ScheduleOutput: the whole contract between the scheduler and whoever runs a step. Known sequences travel as diffs, new
+ones in full; only plain values, so that it can be sent to other ranks as msgpack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence the runner does not know (or knows no longer): its whole state.
+
+    token_ids: prompt and known output tokens. block_tables: one list of block ids per KV-cache group.
+    sampling: keyword arguments of SamplingParams.
+    """
+
+    slot: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_tables: list[list[int]]
+    sampling: dict[str, Any]
+
+
+@dataclass(slots=True)
+class BlockAppend:
+    """Block ids that go to the end of a known sequence's block tables, one list per KV-cache group."""
+
+    slot: int
+    block_ids: list[list[int]]
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """Compute tokens [start, start + num_tokens) of a slot's sequence; `sample` the next one after them.
+
+    The runner holds the token ids: those it was sent, then those it sampled itself.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class ScheduleOutput:
+    """One step. The runner applies it in this order: released slots, new, appends, copies, then it computes `scheduled`.
+
+    copies: (source, destination) block ids, to be copied in every layer before anything is written.
+    """
+
+    step_id: int
+    released_slots: list[int] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    appends: list[BlockAppend] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(entry.num_tokens for entry in self.scheduled)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Only dicts, lists, strings and numbers (msgpack- and JSON-safe)."""
+        return {
+            "step_id": self.step_id,
+            "released_slots": list(self.released_slots),
+            "new": [[n.slot, n.token_ids, n.num_prompt_tokens, n.block_tables, _plain_sampling(n.sampling)] for n in self.new],
+            "appends": [[a.slot, a.block_ids] for a in self.appends],
+            "copies": [list(pair) for pair in self.copies],
+            "scheduled": [[s.slot, s.start, s.num_tokens, s.sample] for s in self.scheduled],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> ScheduleOutput:
+        """The inverse of to_plain."""
+        return cls(
+            step_id=plain["step_id"],
+            released_slots=list(plain["released_slots"]),
+            new=[NewSequence(*row[:4], sampling=_sampling_from_plain(row[4])) for row in plain["new"]],
+            appends=[BlockAppend(*row) for row in plain["appends"]],
+            copies=[(source, destination) for source, destination in plain["copies"]],
+            scheduled=[ScheduledSequence(*row) for row in plain["scheduled"]],
+        )
+
+
+def _plain_sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {**sampling, "logit_bias": [[token, bias] for token, bias in sampling["logit_bias"].items()]}
+
+
+def _sampling_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    return {**plain, "logit_bias": {token: bias for token, bias in plain["logit_bias"]}}
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step produced, aligned with ScheduleOutput.scheduled.
+
+    tokens[i]: the 0..k token ids sampled for entry i (empty where `sample` was False).
+    errors: entry index -> what went wrong for that sequence alone (say, logits that are not finite).
+    elapsed_s: how long the step took on the device.
+    """
+
+    step_id: int
+    tokens: list[list[int]]
+    errors: dict[int, str] = field(default_factory=dict)
+    elapsed_s: float = 0.0

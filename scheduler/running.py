@@ -1,0 +1,65 @@
+"""The running set: sequences that hold blocks and a slot, in rank order, with counts by tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fairlane.scheduler.policies.base import Rank
+from fairlane.scheduler.request import Sequence, Slot
+
+
+class RunningSet:
+    """Slots are stable while a sequence runs and are handed out lowest first, so device state stays dense."""
+
+    def __init__(self, max_num_resident: int) -> None:
+        self.by_tier: dict[str, int] = {}
+        self._ordered: list[Sequence] = []
+        self._sorted = True
+        self._free_slots = list(range(max_num_resident - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    def in_order(self, rank: Callable[[Sequence], Rank]) -> list[Sequence]:
+        """A copy in rank order; sorted only when something came or the policy changed."""
+        if not self._sorted:
+            self._ordered.sort(key=rank)
+            self._sorted = True
+        return list(self._ordered)
+
+    def add(self, sequence: Sequence) -> None:
+        """Gives the sequence a slot. IndexError when there is none."""
+        sequence.slot = Slot(self._free_slots.pop())
+        self._ordered.append(sequence)
+        self._sorted = False
+        tier = sequence.request.tier
+        self.by_tier[tier] = self.by_tier.get(tier, 0) + 1
+
+    def remove(self, sequence: Sequence) -> Slot:
+        """Takes the slot back and returns it."""
+        slot = sequence.slot
+        if slot is None:
+            raise ValueError(f"{sequence!r} has no slot")
+        sequence.slot = None
+        self._ordered.remove(sequence)
+        self._free_slots.append(slot)
+        self.by_tier[sequence.request.tier] -= 1
+        return slot
+
+    def mark_unsorted(self) -> None:
+        self._sorted = False
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when a slot is held twice or the counts are off."""
+        slots = [sequence.slot for sequence in self._ordered]
+        if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots) or None in slots:
+            raise RuntimeError("a slot is held twice")
+        counts: dict[str, int] = {}
+        for sequence in self._ordered:
+            counts[sequence.request.tier] = counts.get(sequence.request.tier, 0) + 1
+        if counts != {tier: count for tier, count in self.by_tier.items() if count}:
+            raise RuntimeError(f"by_tier says {self.by_tier}, counted {counts}")

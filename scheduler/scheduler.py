@@ -1,0 +1,310 @@
+"""The Scheduler: which sequences compute which tokens in the next step, on which blocks. It does no I/O and takes the time
+from its Clock; the engine loop (engine.py) launches what it returns and feeds the results back through update().
+
+One ranked pass (step_pass.py) builds a step; this file keeps the state around it: requests in, results in, requests out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from fairlane.blockmgr.hashing import HashChain
+from fairlane.blockmgr.manager import BlockManager
+from fairlane.clock import Clock
+from fairlane.scheduler.cost import TokensCost
+from fairlane.scheduler.events import Delta, Ended, EndReason
+from fairlane.scheduler.output import ScheduleOutput, StepResult
+from fairlane.scheduler.policies.base import Policy
+from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
+from fairlane.scheduler.running import RunningSet
+from fairlane.scheduler.step_pass import StepPass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What a step and the engine may hold.
+
+    max_num_seqs: placed in one step. max_num_resident: holding KV and a slot at once. max_num_batched_tokens: a step's
+    tokens; at least max_num_seqs, so that a full decode batch still leaves a token for whoever ranks first.
+    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free, so
+    that running sequences can grow. max_skips: steps a waiting head may be passed over before nothing overtakes it.
+    lookahead: heads that do not fit which one step may pass over.
+    """
+
+    max_num_seqs: int = 64
+    max_num_resident: int = 256
+    max_num_batched_tokens: int = 512
+    max_prefill_chunk: int = 0
+    max_model_len: int = 8192
+    watermark: float = 0.01
+    max_skips: int = 16
+    lookahead: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
+                "every decode needs a token of the step"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What update() needs to know of a step: entry i of the output belongs to sequences[i]."""
+
+    output: ScheduleOutput
+    sequences: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts at one moment; safe to read from another thread."""
+
+    step_id: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+    block_utilization_ratio: float
+    fragmentation_rate: float
+    preemptions: int
+    policy_generation: int
+
+
+class Scheduler:
+    """Owns the sequences, the blocks and the slots. Not thread-safe: one engine thread calls it."""
+
+    def __init__(self, limits: SchedulerLimits, blocks: BlockManager, policy: Policy, clock: Clock) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.policy = policy
+        self.policy_generation = 0
+        self.running = RunningSet(limits.max_num_resident)
+        self.cost = TokensCost()
+        self.num_preemptions = 0
+        self._clock = clock
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._launched: deque[LaunchedStep] = deque()
+        self._released_slots: list[int] = []
+        self._deltas: dict[RequestId, Delta] = {}
+        self._arrivals = 0
+        self._step_id = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request, or ends it at once when it could never run here (a `failed` delta; it is never queued)."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self.refuse(request, *refusal)
+            return
+        sequence = Sequence(request, self._arrivals, HashChain(request.cache_domain, self.blocks.block_size))
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self.policy.push(sequence, self._clock.now())
+        self.delta(sequence).queue_position = self.policy.position(sequence)
+
+    def refuse(self, request: Request, reason: str, message: str) -> None:
+        """Records a `failed` outcome for a request that was never queued."""
+        ended = Ended(EndReason.FAILED, error_reason=reason, error_message=message)
+        self._deltas[request.request_id] = Delta(request.request_id, ended=ended)
+
+    def _refusal(self, request: Request) -> tuple[str, str] | None:
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id} is in use")
+        total = len(request.prompt_token_ids) + request.max_tokens
+        if not request.prompt_token_ids or request.max_tokens <= len(request.output_token_ids):
+            return ("INVALID_REQUEST", "a request needs a prompt and room for a token")
+        if total > self.limits.max_model_len:
+            return ("CONTEXT_LENGTH_EXCEEDED", f"{total} tokens do not fit the context of {self.limits.max_model_len}")
+        # The last token's KV is never written, so it needs no slot.
+        needed = self.blocks.blocks_for(total - 1)
+        if needed > self.blocks.num_usable_blocks:
+            return ("KV_CAPACITY_EXCEEDED", f"needs {needed} KV blocks, there are {self.blocks.num_usable_blocks}")
+        return None
+
+    def abort(self, request_id: RequestId, reason: EndReason = EndReason.ABORTED, error: tuple[str, str] = ("", "")) -> bool:
+        """Ends a request now; its blocks are free when this returns. False for an id that is not (or no longer) here."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self.finish(sequence, reason, error=error)
+        return True
+
+    def finish(
+        self, sequence: Sequence, reason: EndReason, *, stop_token_id: int | None = None, error: tuple[str, str] = ("", "")
+    ) -> None:
+        """The one way out: releases everything the sequence holds and records its terminal outcome."""
+        if sequence.status is SequenceStatus.WAITING:
+            self.policy.remove(sequence)
+        else:
+            self._release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        del self._sequences[sequence.request_id]
+        self.delta(sequence).ended = Ended(
+            reason, stop_token_id, *error, sequence.num_preemptions, sequence.num_recomputed_tokens, sequence.queue_s
+        )
+
+    def _release(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence.request_id)
+        self._released_slots.append(self.running.remove(sequence))
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens."""
+        now_s = self._clock.now()
+        self._release(sequence)
+        sequence.computed_before_eviction = max(sequence.computed_before_eviction, sequence.num_computed_tokens)
+        sequence.num_computed_tokens = sequence.num_retired_tokens = 0
+        sequence.lease_until_tokens = 0
+        sequence.num_preemptions += 1
+        sequence.status = SequenceStatus.WAITING
+        sequence.queued_at_s = now_s
+        self.num_preemptions += 1
+        self.policy.push(sequence, now_s)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduleOutput | None:
+        """The next step, or None when nothing can be computed now (all waits for results, or there is nothing).
+
+        The caller launches what it gets, in order, and owes one update() or fail_step() for each.
+        """
+        if not self._sequences:
+            return None
+        now_s = self._clock.now()
+        self.policy.begin_step(now_s)
+        step = StepPass(self, now_s)
+        try:
+            step.run()
+        finally:
+            self.policy.end_step()
+        if not step.entries:
+            return None
+        self._step_id += 1
+        output = step.output(self._step_id, self._released_slots)
+        self._released_slots = []
+        self._launched.append(LaunchedStep(output, step.sequences))
+        return output
+
+    def update(self, result: StepResult) -> None:
+        """Takes in the results of the oldest launched step: tokens, stops, errors of single sequences.
+
+        Tokens of a sequence that has ended since are dropped; those of one that was evicted since are kept.
+        """
+        step = self._pop_launched(result.step_id)
+        stepped = zip(step.sequences, step.output.scheduled, result.tokens, strict=True)
+        for index, (sequence, entry, tokens) in enumerate(stepped):
+            sequence.steps_in_flight -= 1
+            if entry.sample:
+                sequence.num_in_flight -= 1
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if index in result.errors:
+                self._forget(sequence)
+                self.finish(sequence, EndReason.FAILED, error=("NUMERICAL_ERROR", result.errors[index]))
+                continue
+            if sequence.status is SequenceStatus.RUNNING:
+                self._retire(sequence, entry.start + entry.num_tokens)
+            if tokens:
+                self._append(sequence, tokens)
+
+    def fail_step(self, step_id: int, message: str) -> None:
+        """The oldest launched step failed: everything scheduled in it ends, whatever else runs goes on."""
+        step = self._pop_launched(step_id)
+        for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True):
+            sequence.steps_in_flight -= 1
+            if entry.sample:
+                sequence.num_in_flight -= 1
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._forget(sequence)
+                self.finish(sequence, EndReason.FAILED, error=("STEP_FAILED", message))
+
+    def _pop_launched(self, step_id: int) -> LaunchedStep:
+        if not self._launched or self._launched[0].output.step_id != step_id:
+            raise ValueError(f"step {step_id} is not the oldest launched step")
+        return self._launched.popleft()
+
+    def _forget(self, sequence: Sequence) -> None:
+        """What a failed step may have written is not to be found in the prefix cache."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.blocks.forget(sequence.request_id)
+
+    def _retire(self, sequence: Sequence, num_tokens: int) -> None:
+        block_size = self.blocks.block_size
+        if sequence.request.cache_mode.writes and num_tokens // block_size > sequence.num_retired_tokens // block_size:
+            sequence.chain.extend(sequence.token_ids)
+            self.blocks.commit(sequence.request_id, sequence.chain, num_tokens)
+        sequence.num_retired_tokens = num_tokens
+
+    def _append(self, sequence: Sequence, tokens: list[int]) -> None:
+        delivered = self.delta(sequence).token_ids
+        for token in tokens:
+            sequence.token_ids.append(token)
+            delivered.append(token)
+            if token in sequence.request.stop_token_ids:
+                self.finish(sequence, EndReason.STOP, stop_token_id=token)
+                return
+            if sequence.num_output_tokens >= sequence.request.max_tokens:
+                self.finish(sequence, EndReason.LENGTH)
+                return
+
+    # -- policy and reports --------------------------------------------------------------------------------------------
+
+    def apply_policy(self, policy: Policy, generation: int) -> None:
+        """Swaps the policy between two steps; waiting sequences keep their arrival, nothing is lost."""
+        now_s = self._clock.now()
+        for sequence in self._sequences.values():
+            if sequence.status is SequenceStatus.WAITING:
+                policy.push(sequence, now_s)
+        self.policy = policy
+        self.policy_generation = generation
+        self.running.mark_unsorted()
+
+    def delta(self, sequence: Sequence) -> Delta:
+        """This step's delta of a sequence, made on first use."""
+        delta = self._deltas.get(sequence.request_id)
+        if delta is None:
+            delta = self._deltas[sequence.request_id] = Delta(sequence.request_id)
+        return delta
+
+    def take_deltas(self) -> list[Delta]:
+        """What happened since the last call, one Delta per request."""
+        deltas = list(self._deltas.values())
+        self._deltas.clear()
+        return deltas
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def step_id(self) -> int:
+        """Of the last step scheduled; 0 before the first."""
+        return self._step_id
+
+    def live_tiers(self) -> set[str]:
+        """Names of the tiers that unfinished requests belong to."""
+        return {sequence.request.tier for sequence in self._sequences.values()}
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            step_id=self._step_id,
+            running=len(self.running),
+            waiting=self.policy.num_waiting(),
+            blocks_used=self.blocks.num_used_blocks,
+            blocks_cached=self.blocks.num_cached_blocks,
+            block_utilization_ratio=self.blocks.block_utilization_ratio(),
+            fragmentation_rate=self.blocks.fragmentation_rate(),
+            preemptions=self.num_preemptions,
+            policy_generation=self.policy_generation,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""
+        self.blocks.check_integrity()
+        self.running.check_integrity()
+        for sequence in self._sequences.values():
+            holds = self.blocks.has(sequence.request_id)
+            if holds != (sequence.status is SequenceStatus.RUNNING):
+                raise RuntimeError(f"{sequence!r} {'holds' if holds else 'lacks'} blocks")

@@ -1,0 +1,1 @@
+"""Strict configuration: dataclasses as schemas, YAML with positions in, every mistake reported at once."""

@@ -1,0 +1,121 @@
+"""What keeps lower tiers alive under VIP: patience, minimum share, leases; and what keeps VIPs ahead."""
+
+from __future__ import annotations
+
+from engine_world import GOLD, request, snapshot, world
+
+from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.policies.share_window import ShareWindow
+from fairlane.scheduler.tenancy import Tier, TiersPolicy
+
+
+def first_token_s(driver: EngineDriver, number: int) -> float:
+    time_s = driver.transcripts[request(number).request_id].first_token_s
+    assert time_s is not None
+    return time_s
+
+
+def flood(driver: EngineDriver, seconds: float, every_s: float = 0.02) -> None:
+    """Gold requests that together want more than the worker has, from 0 to `seconds`."""
+    count = int(seconds / every_s)
+    driver.add_at_arrival(request(1000 + i, "gold", prompt=64, max_tokens=16, arrival_s=i * every_s) for i in range(count))
+
+
+def test_without_patience_or_minimum_share_batch_waits_for_the_whole_flood() -> None:
+    driver = world(tiers=(GOLD, Tier("batch", 10)), num_blocks=16, max_num_seqs=3)
+    flood(driver, 3.0)
+    driver.add_at_arrival([request(1, "batch", prompt=64, max_tokens=4, arrival_s=0.1)])
+    driver.run_until_idle()
+    assert first_token_s(driver, 1) > 3.0
+
+
+def test_patience_lets_a_waiting_request_rank_one_band_higher_with_its_old_arrival() -> None:
+    driver = world(tiers=(GOLD, Tier("batch", 10, patience_s=0.5)), num_blocks=16, max_num_seqs=3)
+    flood(driver, 3.0)
+    driver.add_at_arrival([request(1, "batch", prompt=64, max_tokens=4, arrival_s=0.1)])
+    driver.run_until_idle()
+    # It becomes a VIP of 0.1 s at 0.6 s, before every VIP that arrived later; one VIP's stay is 17 short steps.
+    assert 0.6 <= first_token_s(driver, 1) < 1.2
+
+
+def test_patience_gives_no_right_to_evict() -> None:
+    # The VIP's 32 + 200 tokens grow to 15 of 16 blocks over 200 steps of at least 5 ms; the batch request needs 16.
+    driver = world(tiers=(GOLD, Tier("batch", 10, patience_s=0.1)), num_blocks=16, budget=512, max_num_seqs=4)
+    vip = request(1, "gold", prompt=32, max_tokens=200)
+    driver.add_at_arrival([vip, request(2, "batch", prompt=250, max_tokens=4, arrival_s=0.01)])
+    driver.run_until_idle()
+    assert driver.scheduler.num_preemptions == 0
+    assert first_token_s(driver, 2) >= 1.0
+
+
+def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> None:
+    tiers = (GOLD, Tier("batch", 10, min_share=0.1))
+    driver = world(tiers=tiers, num_blocks=24, max_num_seqs=3, check=False)
+    flood(driver, 20.0)
+    driver.add_at_arrival(request(i, "batch", prompt=64, max_tokens=16, arrival_s=0.0) for i in range(1, 200))
+    served_by_tier = {"gold": 0, "batch": 0}
+    charge = driver.scheduler.cost.decode
+    while driver.clock.now() < 20.0:
+        driver.turn()
+    for number, transcript in driver.transcripts.items():
+        tier = "gold" if number >= 1000 else "batch"
+        started = any(d.started for d in transcript.deltas)
+        served_by_tier[tier] += charge * len(transcript.token_ids) + 10 * 64 * started
+    share = served_by_tier["batch"] / sum(served_by_tier.values())
+    # At least nine tenths of the promise, and no more than a little over it: it is a floor, not a claim to half.
+    assert 0.09 <= share <= 0.15
+
+
+def test_idle_time_earns_no_claim() -> None:
+    window = ShareWindow()
+    window.advance(0.0)
+    window.set_backlogged([])
+    window.add("gold", 1_000_000)
+    assert not window.is_below("batch", 0.1)
+    window.set_backlogged(["batch"])
+    window.add("gold", 95)
+    window.add("batch", 5)
+    assert window.is_below("batch", 0.1)
+    assert not window.is_below("batch", 0.05)
+
+
+def test_the_window_forgets_after_ten_seconds() -> None:
+    window = ShareWindow()
+    window.advance(0.0)
+    window.set_backlogged(["batch"])
+    window.add("gold", 100)
+    window.advance(10.0)
+    assert window.is_below("batch", 0.1)
+    window.advance(10.5)
+    assert not window.is_below("batch", 0.1)
+
+
+def test_a_policy_swap_loses_nobody_and_an_older_generation_is_refused() -> None:
+    driver = world(policy=TiersPolicy.FCFS, num_blocks=16, max_num_seqs=2)
+    asked = [request(i, "batch" if i % 2 else "gold", prompt=40, max_tokens=8) for i in range(1, 13)]
+    for one in asked:
+        driver.add(one)
+    for _ in range(3):
+        driver.turn()
+    driver.apply(snapshot(TiersPolicy.VIP, generation=2))
+    driver.turn()
+    driver.apply(snapshot(TiersPolicy.FCFS, generation=1))
+    driver.run_until_idle()
+    assert driver.refusals == ["generation 1 is older than 2"]
+    assert all(len(driver.transcripts[one.request_id].token_ids) == 8 for one in asked)
+    assert driver.scheduler.policy.name == "vip"
+
+
+def test_a_tier_removed_from_the_policy_lives_on_for_the_work_it_admitted() -> None:
+    driver = world(num_blocks=16, max_num_seqs=1)
+    for number in (1, 2, 3):
+        driver.add(request(number, "batch", prompt=20, max_tokens=8))
+    driver.turn()
+    driver.apply(snapshot(tiers=(GOLD,), generation=2))
+    driver.run_until_idle()
+    assert [len(driver.transcripts[request(n).request_id].token_ids) for n in (1, 2, 3)] == [8, 8, 8]
+    driver.add(request(4, "bronze"))
+    driver.run_until_idle()
+    ended = driver.transcripts[request(4).request_id].ended
+    assert ended is not None and ended.error_reason == "TIER_UNKNOWN"
+

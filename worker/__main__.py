@@ -1,0 +1,148 @@
+"""The worker process: loads the model, runs the engine on its own thread, serves gateways on a socket until told to stop.
+
+    python -m fairlane.worker --socket unix:/run/fairlane/worker.sock --config-json '{"model": "/models/smollm2"}'
+
+Exit codes: 0 asked to stop (SIGTERM, SIGINT, or the supervisor's end of our standard input is gone), 2 the configuration or
+the model cannot work and a restart would not help, 70 the engine died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+from dataclasses import fields
+from typing import Any
+
+import grpc
+
+from fairlane.blockmgr.manager import BlockManager
+from fairlane.clock import Clock, MonotonicClock
+from fairlane.protos.fairlane.v1 import worker_pb2_grpc
+from fairlane.scheduler.engine import Engine, Stop
+from fairlane.scheduler.executor import Executor
+from fairlane.scheduler.policies import FCFSPolicy
+from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.worker.boxes import WorkerBoxes
+from fairlane.worker.config import Device, LoadFormat, WorkerConfig
+from fairlane.worker.errors import ModelLoadError
+from fairlane.worker.servicer import WorkerServicer
+from fairlane.worker.wire import welcome
+
+log = logging.getLogger("fairlane.worker")
+
+EXIT_UNUSABLE = 2
+EXIT_ENGINE_DIED = 70
+# A gateway pings every few seconds; the library's default would call that abuse after the third.
+SERVER_OPTIONS = (
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+)
+
+
+def config_from_json(text: str) -> WorkerConfig:
+    """The resolved configuration a supervisor passes. Raises ValueError for anything else."""
+    values: dict[str, Any] = json.loads(text)
+    unknown = set(values) - {f.name for f in fields(WorkerConfig)}
+    if unknown:
+        raise ValueError(f"unknown worker settings: {', '.join(sorted(unknown))}")
+    if "load_format" in values:
+        values["load_format"] = LoadFormat(values["load_format"])
+    if "device" in values:
+        values["device"] = Device(values["device"])
+    return WorkerConfig(**values)
+
+
+def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> Scheduler:
+    """A scheduler over the executor's blocks. Raises ValueError for limits that contradict each other."""
+    info = executor.info
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_resident=max(config.max_num_resident, config.max_num_seqs),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_chunk=config.max_prefill_chunk,
+        max_model_len=info.max_model_len,
+    )
+    blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
+    return Scheduler(limits, blocks, FCFSPolicy(), clock)
+
+
+def _run_engine(engine: Engine) -> None:
+    """The engine's thread. A worker whose engine is dead must not look alive, whatever killed it."""
+    try:
+        engine.run()
+    except BaseException:
+        log.critical("the engine died", exc_info=True)
+        logging.shutdown()
+        os._exit(EXIT_ENGINE_DIED)
+
+
+def _watch_parent(stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Ends with the supervisor: it holds the other end of our standard input and never writes."""
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        loop.call_soon_threadsafe(stopped.set)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: int, clock: Clock) -> None:
+    """Serves until SIGTERM, SIGINT or the supervisor's end."""
+    scheduler = build_scheduler(config, executor, clock)
+    boxes = WorkerBoxes(executor.info.vocab_size, clock)
+    engine = Engine(scheduler, executor, clock, boxes, boxes, config.pipeline_depth)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    hello = welcome(executor.info, f"worker-{os.getpid()}", epoch, os.getpid())
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(engine, boxes, hello, clock), server)
+    server.add_insecure_port(address)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    _watch_parent(stopped, loop)
+    thread = threading.Thread(target=_run_engine, args=(engine,), name="engine", daemon=True)
+    thread.start()
+    await server.start()
+    log.info("worker ready: model %s, %d blocks of %d tokens", hello.model, hello.num_blocks, hello.block_size)
+    await stopped.wait()
+    await server.stop(0.5)
+    boxes.put_item(Stop())
+    await asyncio.to_thread(thread.join, 5.0)
+    executor.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="fairlane.worker", description="One Fairlane worker: a model, its KV cache and an engine.")
+    parser.add_argument("--socket", required=True, help="address to serve gateways on, e.g. unix:/run/fairlane/worker.sock")
+    parser.add_argument("--epoch", type=int, default=1, help="fencing epoch; grows with each start of the same worker")
+    parser.add_argument("--config-json", required=True, help="worker settings as JSON, the keys of worker.yaml, sizes in bytes")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    clock = MonotonicClock()
+    try:
+        config = config_from_json(arguments.config_json)
+        from fairlane.worker.executor import LocalExecutor  # loads torch: seconds, so only once the settings are right
+
+        executor = LocalExecutor(config, clock)
+    except (ValueError, ModelLoadError) as error:
+        print(f"fairlane worker: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    address = arguments.socket if ":" in arguments.socket else f"unix:{arguments.socket}"
+    asyncio.run(serve(config, executor, address, arguments.epoch, clock))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

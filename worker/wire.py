@@ -1,0 +1,131 @@
+"""Between protobuf and the engine's types, both ways. Everything a gateway sends is checked here once more, because a worker
+may not trust that every gateway is of its own version."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from fairlane.protos.fairlane.v1 import worker_pb2 as pb
+from fairlane.scheduler.events import Delta
+from fairlane.scheduler.executor import ExecutorInfo
+from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
+from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier, TiersPolicy
+
+
+class ProtocolError(ValueError):
+    """A message that no gateway of this version sends."""
+
+
+def request_from_add(add: pb.Add, request_id: RequestId, now_s: float, vocab_size: int) -> Request:
+    """The Request an Add asks for, under the engine's own id. Raises ProtocolError."""
+    ids = (*add.prompt_token_ids, *add.output_token_ids)
+    if ids and max(ids) >= vocab_size:
+        raise ProtocolError(f"token id {max(ids)} is outside the vocabulary of {vocab_size}")
+    if any(token >= vocab_size for token in add.sampling.logit_bias):
+        raise ProtocolError("logit_bias names a token outside the vocabulary")
+    return Request(
+        request_id=request_id,
+        tenant=add.tenant,
+        tier=add.tier,
+        prompt_token_ids=tuple(add.prompt_token_ids),
+        output_token_ids=tuple(add.output_token_ids),
+        max_tokens=add.max_tokens,
+        sampling=sampling_from_wire(add.sampling),
+        stop_token_ids=frozenset(add.stop_token_ids),
+        order=add.order,
+        cache_domain=add.cache_domain,
+        cache_mode=_enum(CacheMode, add.cache_mode),
+        arrival_s=now_s,
+        deadline_s=now_s + add.timeout_s if add.HasField("timeout_s") else None,
+    )
+
+
+def sampling_from_wire(wire: pb.WorkerSampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty,
+        logit_bias=dict(wire.logit_bias),
+        seed=wire.seed,
+    )
+
+
+def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
+    """Raises ProtocolError for a policy, tier or shaping this worker does not know."""
+    names = [tier.name for tier in wire.tiers]
+    if not names or len(set(names)) != len(names):
+        raise ProtocolError("a policy needs tiers with distinct names")
+    return PolicySnapshot(
+        generation=wire.generation,
+        sha256=wire.sha256,
+        tiers_policy=_enum(TiersPolicy, wire.tiers_policy),
+        tiers=tuple(_tier_from_wire(tier) for tier in wire.tiers),
+    )
+
+
+def _tier_from_wire(tier: pb.TierSpec) -> Tier:
+    return Tier(
+        name=tier.name,
+        priority=tier.priority,
+        weight=tier.weight,
+        min_share=tier.min_share,
+        patience_s=tier.patience_s if tier.HasField("patience_s") else None,
+        shaping=_enum(Shaping, tier.shaping),
+    )
+
+
+_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping)
+
+
+def _enum(kind: type[_E], value: str) -> _E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ProtocolError(f"{value!r} is no {kind.__name__}") from None
+
+
+def delta_to_wire(delta: Delta, request_id: int) -> pb.Delta:
+    """A delta under the id its gateway gave the request."""
+    wire = pb.Delta(request_id=request_id, token_ids=delta.token_ids)
+    if delta.queue_position is not None:
+        wire.queue_position = delta.queue_position
+    if delta.started is not None:
+        wire.started.cached_tokens = delta.started.cached_tokens
+        wire.started.queue_s = delta.started.queue_s
+    if delta.resumed_after_s is not None:
+        wire.resumed_after_s = delta.resumed_after_s
+    if delta.preempted is not None:
+        wire.preempted.kind, wire.preempted.reason = (part.value for part in delta.preempted)
+    if delta.ended is not None:
+        _ended_to_wire(delta, wire.ended)
+    return wire
+
+
+def _ended_to_wire(delta: Delta, wire: pb.EndedDelta) -> None:
+    ended = delta.ended
+    if ended is None:
+        return
+    wire.reason = ended.reason.value
+    if ended.stop_token_id is not None:
+        wire.stop_token_id = ended.stop_token_id
+    wire.error_reason, wire.error_message = ended.error_reason, ended.error_message
+    wire.preemptions, wire.recomputed_tokens = ended.preemptions, ended.recomputed_tokens
+    wire.queue_s = ended.queue_s
+
+
+def welcome(info: ExecutorInfo, worker_id: str, epoch: int, pid: int) -> pb.Welcome:
+    return pb.Welcome(
+        worker_id=worker_id,
+        epoch=epoch,
+        model=info.model,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks - 1,
+        eos_token_ids=info.eos_token_ids,
+        pid=pid,
+    )
