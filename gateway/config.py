@@ -24,7 +24,8 @@ class GatewayConfig:
     max_prompt: Annotated[int, Size(1, 64 << 20)] = 1 << 20
     max_concurrent_rpcs: Annotated[int, Bounds(1, 1_000_000)] = 4096
     tokenizer_threads: Annotated[int, Bounds(1, 64)] = 2
-    # Token events wait this long for company, so that a busy stream is not one message per token (service.md F7).
+    # Token events wait this long for company, so that a busy stream is not one message per token: messages
+    # cost the gateway CPU, tokens in a message hardly any.
     coalesce: Annotated[float, Duration(0, 1)] = 0.02
     # Events a stream may hold for a reader that does not read; then it has `slow_consumer` to catch up.
     stream_buffer: Annotated[int, Bounds(16, 1_000_000)] = 4096

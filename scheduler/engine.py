@@ -22,6 +22,8 @@ from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
 from fairlane.scheduler.tenancy import PolicySnapshot
 
+STATS_INTERVAL_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Add:
@@ -69,7 +71,9 @@ class Engine:
     `stats` and `step_started_s` (when the oldest unfinished step began; None while idle) may be read from any thread.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, inbox: Inbox, outbox: Outbox, depth: int = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, inbox: Inbox, outbox: Outbox, depth: int = 0
+    ) -> None:
         if depth not in (0, 1, 2):
             raise ValueError(f"pipeline depth must be 0, 1 or 2, not {depth}")
         self._scheduler = scheduler
@@ -84,6 +88,7 @@ class Engine:
         self._running = True
         self.stats: SchedulerStats = scheduler.stats()
         self.step_started_s: float | None = None
+        self._published_s = clock.now()
 
     def run(self) -> None:
         """Loops until Stop. An exception that escapes is a bug; the process must not outlive it."""
@@ -103,8 +108,15 @@ class Engine:
             self._finish_oldest()
             self._emit()
             finished = True
-        self.stats = self._scheduler.stats()
+        self._publish()
         return launched or finished
+
+    def _publish(self) -> None:
+        """Refreshes `stats`; while busy only now and then, because counting every table costs time in every step."""
+        now_s = self._clock.now()
+        if not self._scheduler.num_unfinished or now_s - self._published_s >= STATS_INTERVAL_S:
+            self.stats = self._scheduler.stats()
+            self._published_s = now_s
 
     def _obey(self, command: Command) -> None:
         match command:

@@ -78,7 +78,10 @@ class ScheduleOutput:
         return cls(
             step_id=plain["step_id"],
             released_slots=list(plain["released_slots"]),
-            new=[NewSequence(*row[:4], sampling=_sampling_from_plain(row[4])) for row in plain["new"]],
+            new=[
+                NewSequence(slot, ids, num_prompt, tables, _sampling_from_plain(sampling))
+                for slot, ids, num_prompt, tables, sampling in plain["new"]
+            ],
             appends=[BlockAppend(*row) for row in plain["appends"]],
             copies=[(source, destination) for source, destination in plain["copies"]],
             scheduled=[ScheduledSequence(*row) for row in plain["scheduled"]],
@@ -90,7 +93,7 @@ def _plain_sampling(sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampling_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    return {**plain, "logit_bias": {token: bias for token, bias in plain["logit_bias"]}}
+    return {**plain, "logit_bias": dict(plain["logit_bias"])}
 
 
 @dataclass(slots=True)

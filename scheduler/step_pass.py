@@ -54,7 +54,15 @@ class StepPass:
         self._copies: list[tuple[int, int]] = []
 
     def run(self) -> None:
-        """Walks until tokens, seats or sequences run out."""
+        """Places what fits, then notes who was made to pause."""
+        self._walk()
+        if self._protected_chunk:
+            for sequence in self._unplaced():
+                if self._may_decode(sequence) and self._may_pause(sequence):
+                    self._pause(sequence)
+
+    def _walk(self) -> None:
+        """Goes on until tokens, seats or sequences run out."""
         waiting_open = True
         while self._budget > 0 and self._seats > 0:
             running = self._next_running()
@@ -131,7 +139,7 @@ class StepPass:
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for the tokens it is about to write; False leaves it with its KV and out of this step."""
         total = sequence.num_computed_tokens + num_tokens
-        needed = self._blocks.num_new_blocks(sequence.request_id, total)
+        needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
             victims = self._victims(self._unplaced(), missing)

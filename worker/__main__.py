@@ -105,7 +105,8 @@ async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: i
     engine = Engine(scheduler, executor, clock, boxes, boxes, config.pipeline_depth)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = welcome(executor.info, f"worker-{os.getpid()}", epoch, os.getpid())
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(engine, boxes, hello, clock), server)
+    servicer = WorkerServicer(engine, boxes, hello, clock)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(address)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -124,7 +125,9 @@ async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: i
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="fairlane.worker", description="One Fairlane worker: a model, its KV cache and an engine.")
+    parser = argparse.ArgumentParser(
+        prog="fairlane.worker", description="One Fairlane worker: a model, its KV cache and an engine."
+    )
     parser.add_argument("--socket", required=True, help="address to serve gateways on, e.g. unix:/run/fairlane/worker.sock")
     parser.add_argument("--epoch", type=int, default=1, help="fencing epoch; grows with each start of the same worker")
     parser.add_argument("--config-json", required=True, help="worker settings as JSON, the keys of worker.yaml, sizes in bytes")

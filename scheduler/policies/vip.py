@@ -155,9 +155,7 @@ class VIPPolicy:
 
     def position(self, sequence: Sequence) -> int:
         own = self.rank(sequence)
-        before = sum(
-            len(heap) for (tier, risen), heap in self._heaps.items() if self._waiting_rank(tier, risen, -1)[0] <= own[0]
-        )
+        before = sum(len(heap) for (tier, risen), heap in self._heaps.items() if self._waiting_rank(tier, risen, -1)[0] <= own[0])
         return before - 1
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------------

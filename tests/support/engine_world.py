@@ -90,9 +90,7 @@ def world(
         max_model_len=info.max_model_len,
     )
     executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps)
-    return EngineDriver(
-        executor, clock, snapshot(policy, tiers), limits, depth=depth, prefix_caching=prefix_caching, check=check
-    )
+    return EngineDriver(executor, clock, snapshot(policy, tiers), limits, depth=depth, prefix_caching=prefix_caching, check=check)
 
 
 def mean_ttft_s(driver: EngineDriver, requests: Iterable[Request]) -> float:

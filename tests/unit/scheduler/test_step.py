@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from engine_world import BATCH, GOLD, expected_tokens, request, world
+import json
 
+import pytest
+
+from engine_world import BATCH, GOLD, expected_tokens, request, world
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.events import EndReason, PreemptionKind, PreemptionReason
+from fairlane.scheduler.fake_executor import StepTime
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.scheduler import SchedulerLimits
 from fairlane.scheduler.tenancy import Shaping, Tier, TiersPolicy
@@ -254,3 +257,35 @@ def test_small_requests_overtake_a_large_one_only_so_often() -> None:
     assert first_token_s is not None and 0.1 < first_token_s < 0.1 + 0.3
     overtakers = [s for s in small if s.arrival_s > 0.1 and (driver.transcripts[s.request_id].first_token_s or 9) < first_token_s]
     assert overtakers  # it was passed over for a while: blocks it could not use did not lie idle
+
+
+def test_a_pause_is_told_once_it_has_lasted_a_quarter_of_a_second_and_again_when_it_ends() -> None:
+    # Each step costs 0.1 s; the VIP's 320 tokens at 64 a step keep the batch decode out for five steps.
+    driver = world(budget=64, num_blocks=64, step_time=StepTime(fixed_s=0.1))
+    driver.add(request(1, "batch", prompt=4, max_tokens=40))
+    driver.turn()
+    driver.add(request(9, "gold", prompt=320, max_tokens=2))
+    driver.run_until_idle()
+    told = [(d.preempted, d.resumed_after_s) for d in driver.transcripts[1].deltas if d.preempted or d.resumed_after_s]
+    assert told[0] == ((PreemptionKind.PAUSED, PreemptionReason.HIGHER_RANK), None)
+    assert told[1][0] is None and told[1][1] == pytest.approx(0.5, abs=0.02)
+    assert len(told) == 2
+
+
+def test_a_short_pause_is_not_told() -> None:
+    driver = world(budget=64, step_time=StepTime(fixed_s=0.1))
+    driver.add(request(1, "batch", prompt=4, max_tokens=40))
+    driver.turn()
+    driver.add(request(9, "gold", prompt=100, max_tokens=2))
+    driver.run_until_idle()
+    assert not any(d.preempted or d.resumed_after_s for d in driver.transcripts[1].deltas)
+
+
+def test_an_output_survives_the_trip_to_another_rank_as_plain_values() -> None:
+    driver = world(budget=128)
+    driver.add(request(1, prompt=20, max_tokens=20))
+    first, second = outputs(driver, 2)
+    first.copies.append((3, 4))
+    for output in (first, second):
+        plain = json.loads(json.dumps(output.to_plain()))
+        assert ScheduleOutput.from_plain(plain) == output

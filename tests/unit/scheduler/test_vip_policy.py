@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine_world import GOLD, request, snapshot, world
-
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.policies.share_window import ShareWindow
 from fairlane.scheduler.tenancy import Tier, TiersPolicy
@@ -118,4 +117,3 @@ def test_a_tier_removed_from_the_policy_lives_on_for_the_work_it_admitted() -> N
     driver.run_until_idle()
     ended = driver.transcripts[request(4).request_id].ended
     assert ended is not None and ended.error_reason == "TIER_UNKNOWN"
-

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine_world import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_world import request
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.scheduler.policies.waiting import WaitingHeap
 from fairlane.scheduler.request import Sequence

@@ -1,0 +1,267 @@
+"""The public Inference service: one path for Generate and Complete from an authenticated request to its last event. It
+composes validation, admission, tokenizing, the worker and the stream, and gives everything back whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import grpc.aio
+
+from fairlane.clock import Clock
+from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
+from fairlane.gateway.admission import Admission, Ticket
+from fairlane.gateway.auth import Identity
+from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.generation import Generation, StreamFacts, Write
+from fairlane.gateway.interceptors import current_identity
+from fairlane.gateway.output_text import OutputText
+from fairlane.gateway.policy.model import Policy, TierPolicy
+from fairlane.gateway.streams import DeltaInbox, slow_consumer
+from fairlane.gateway.tokenizer_pool import TokenizerPool
+from fairlane.gateway.validation import Ask, check_model, validate, validate_prompt
+from fairlane.gateway.worker_client import WorkerClient, no_ready_worker
+from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
+from fairlane.protos.fairlane.v1 import inference_pb2 as pb
+from fairlane.protos.fairlane.v1 import inference_pb2_grpc, worker_pb2
+
+REQUEST_ID_METADATA = "fairlane-request-id"
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Handlers run behind EdgeInterceptor, which authenticates and turns FairlaneError into a status."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        policy: Policy,
+        admission: Admission,
+        worker: WorkerClient,
+        tokenizers: TokenizerPool,
+        clock: Clock,
+    ) -> None:
+        self.policy = policy  # replaced whole; one request sees one policy
+        self._config = config
+        self._admission = admission
+        self._worker = worker
+        self._tokenizers = tokenizers
+        self._clock = clock
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        await self._run(request, context, _StreamWriter(context, self._config.slow_consumer))
+
+    async def Complete(self, request: pb.GenerateRequest, context: Context) -> pb.CompleteResponse:
+        writer = _Collector(context)
+        await self._run(request, context, writer)
+        return await writer.response()
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        ticket = self._admission.find(current_identity(), request.request_id)
+        ticket.cancel(FairlaneError("CANCELLED", "cancelled by its tenant"))
+        return pb.CancelResponse()
+
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
+        facts = self._facts()
+        check_model(request.model, facts, self.policy.aliases)
+        prompt = validate_prompt(request, self._config.max_prompt)
+        return pb.CountTokensResponse(tokens=len(await self._tokenizers.encode(current_identity().node, prompt)))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        facts = self._worker.facts
+        if facts is None:
+            return pb.ListModelsResponse()
+        aliases = sorted(alias for alias, model in self.policy.aliases.items() if model == facts.model)
+        model = pb.Model(
+            name=facts.model,
+            aliases=aliases,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            ready=self._worker.ready,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    def _facts(self) -> WorkerFacts:
+        facts = self._worker.facts
+        if facts is None:
+            raise no_ready_worker()
+        return facts
+
+    async def _run(self, request: pb.GenerateRequest, context: Context, writer: _Writer) -> None:
+        """Everything from the decoded request to `finished`; raises FairlaneError for every other end but cancellation."""
+        arrival_s = self._clock.now()
+        identity, policy, facts = current_identity(), self.policy, self._facts()
+        check_model(request.model, facts, policy.aliases)
+        ask = validate(request, identity, policy.tiers, self._config.max_prompt, facts)
+        tier = policy.tiers[ask.tier]
+        allowed_s = allowed_seconds(context.time_remaining(), tier, self._config.default_max_duration)
+        if not self._worker.ready:
+            raise no_ready_worker()
+        ticket = self._admission.admit(identity, ask.request_id or secrets.token_hex(16), ask.tier)
+        try:
+            writer.request_id = ticket.request_id
+            async with asyncio.timeout(allowed_s) as deadline:
+                add = await self._prepare(ask, identity, tier, facts)
+                add.timeout_s = max(0.0, allowed_s - (self._clock.now() - arrival_s))
+                await self._stream(ask, add, facts, ticket, arrival_s, writer)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise deadline_exceeded() from None
+        finally:
+            ticket.release()
+
+    async def _prepare(self, ask: Ask, identity: Identity, tier: TierPolicy, facts: WorkerFacts) -> worker_pb2.Add:
+        """The request in the worker's terms; raises for one that can never be served here."""
+        if ask.stop and self._tokenizers.tokenizer is None:
+            raise FairlaneError("NO_TOKENIZER", "stop strings need a tokenizer, which this deployment has not")
+        if ask.token_ids is not None:
+            ids: Sequence[int] = ask.token_ids
+        else:
+            ids = await self._tokenizers.encode(identity.node, ask.prompt or "")
+        if not ids:
+            raise InvalidRequest([FieldViolation("input", "has no tokens")])
+        max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, tier.max_output_tokens, facts)
+        return make_add(ask, identity, ids, max_tokens, facts, self._worker.policy_generation)
+
+    async def _stream(
+        self, ask: Ask, add: worker_pb2.Add, facts: WorkerFacts, ticket: Ticket, arrival_s: float, writer: _Writer
+    ) -> None:
+        """Has the worker run it and writes its events; the worker forgets it whatever happens."""
+        config = self._config
+        inbox = DeltaInbox(
+            max_tokens=add.max_tokens,
+            vocab_size=facts.vocab_size,
+            max_deltas=config.stream_buffer,
+            slow_consumer_s=config.slow_consumer,
+            clock=self._clock,
+        )
+        stream = StreamFacts(
+            request_id=ticket.request_id,
+            model=facts.model,
+            tier=ask.tier,
+            prompt_tokens=len(add.prompt_token_ids),
+            arrival_s=arrival_s,
+            coalesce_s=config.coalesce,
+            return_token_ids=ask.return_token_ids,
+            lifecycle_events=ask.lifecycle_events,
+        )
+        text = OutputText(self._tokenizers.tokenizer, ask.stop, frozenset(add.stop_token_ids))
+        ticket.on_cancel(inbox.fail)
+        try:
+            self._worker.submit(add, inbox)
+            await Generation(stream, inbox, text, writer.write, self._clock).run()
+        finally:
+            # Reached by an answer, an error, and every face of cancellation: while waiting, while writing, on close.
+            self._worker.release(add.request_id, abort=not inbox.ended)
+
+
+def make_add(
+    ask: Ask, identity: Identity, ids: Sequence[int], max_tokens: int, facts: WorkerFacts, generation: int
+) -> worker_pb2.Add:
+    """What the worker is told; the timeout is set when it is sent."""
+    sampling = ask.sampling
+    stop_token_ids = ask.stop_token_ids if ask.ignore_eos else ask.stop_token_ids | facts.eos_token_ids
+    return worker_pb2.Add(
+        # Random, not the client's: a client must not be able to name, or guess, another tenant's request.
+        request_id=secrets.randbits(64),
+        tenant=identity.node,
+        tier=ask.tier,
+        order=ask.order,
+        prompt_token_ids=ids,
+        max_tokens=max_tokens,
+        stop_token_ids=sorted(stop_token_ids),
+        sampling=worker_pb2.WorkerSampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias,
+            seed=secrets.randbits(64) if ask.sampling_seed is None else ask.sampling_seed,
+        ),
+        cache_domain=cache_domain(identity.cache_domain, ask.cache_partition),
+        cache_mode=ask.cache_mode.value,
+        policy_generation=generation,
+    )
+
+
+def allowed_seconds(client_s: float | None, tier: TierPolicy, default_s: float) -> float:
+    """Seconds a request may take, queue included: the client's deadline, else the tier's cap or our own. Raises
+    DEADLINE_EXCEEDED for a deadline that has passed."""
+    if client_s is None:
+        return default_s if tier.max_duration_s is None else tier.max_duration_s
+    if client_s <= 0:
+        raise deadline_exceeded()
+    return client_s
+
+
+def cache_domain(domain: str, partition: str) -> str:
+    """Who shares prefixes. Length-framed, so that no choice of partition can spell another tenant's domain."""
+    return f"{len(domain)}:{domain}{len(partition)}:{partition}"
+
+
+def deadline_exceeded() -> FairlaneError:
+    return FairlaneError("DEADLINE_EXCEEDED", "the deadline passed before the request was finished")
+
+
+class _Writer:
+    """Where events go. `request_id` is set before the first one."""
+
+    request_id = ""
+    write: Write
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def _echo_request_id(self) -> None:
+        # Not earlier than the first answer: a refusal must be trailers-only, or stock retry policies do not fire.
+        await self._context.send_initial_metadata(((REQUEST_ID_METADATA, self.request_id),))
+
+
+class _StreamWriter(_Writer):
+    """Writes to the client, who must take each event within `slow_consumer_s`."""
+
+    def __init__(self, context: Context, slow_consumer_s: float) -> None:
+        super().__init__(context)
+        self._slow_consumer_s = slow_consumer_s
+
+    async def write(self, event: pb.GenerateEvent) -> None:
+        if event.seq == 0:
+            await self._echo_request_id()
+        try:
+            async with asyncio.timeout(self._slow_consumer_s) as patience:
+                await self._context.write(event)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise slow_consumer(self._slow_consumer_s) from None
+
+
+class _Collector(_Writer):
+    """Gathers a stream into one answer."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._pieces: list[str] = []
+        self._response = pb.CompleteResponse()
+
+    async def write(self, event: pb.GenerateEvent) -> None:
+        which = event.WhichOneof("event")
+        if which == "tokens":
+            self._pieces.append(event.tokens.text)
+            self._response.token_ids.extend(event.tokens.token_ids)
+        elif which == "output_finished":
+            self._response.output.CopyFrom(event.output_finished)
+        elif which == "finished":
+            self._response.finished.CopyFrom(event.finished)
+
+    async def response(self) -> pb.CompleteResponse:
+        await self._echo_request_id()
+        self._response.text = "".join(self._pieces)
+        return self._response

@@ -1,0 +1,124 @@
+"""A real `fairlane serve` for end-to-end tests: its own state folder and free ports, SmolLM2 on the CPU, demo keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fairlane.protos.fairlane.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+
+CAPITAL = "What is the capital of France? Answer in one sentence."
+START_TIMEOUT_S = 60.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, and the one after it too (the admin port)."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            if port >= 65535:
+                continue
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass
+class Served:
+    """A running server. `log` grows as it speaks."""
+
+    process: subprocess.Popen[str]
+    port: int
+    state_dir: Path
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def key(self, node: str) -> tuple[tuple[str, str]]:
+        """Call metadata of a tenant's demo key."""
+        keys = json.loads((self.state_dir / "demo-keys.json").read_text())["tenants"]
+        return (("authorization", f"Bearer {keys[node]}"),)
+
+    @property
+    def admin_key(self) -> tuple[tuple[str, str]]:
+        return (("authorization", f"Bearer {json.loads((self.state_dir / 'demo-keys.json').read_text())['admin']}"),)
+
+    @contextmanager
+    def inference(self) -> Iterator[inference_pb2_grpc.InferenceStub]:
+        with grpc.insecure_channel(self.target) as channel:
+            yield inference_pb2_grpc.InferenceStub(channel)
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        with grpc.insecure_channel(f"127.0.0.1:{self.port + 1}") as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+            return stub.GetStatus(admin_pb2.GetStatusRequest(), metadata=self.admin_key, timeout=10)
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "FAIRLANE_STATE_DIR": str(self.state_dir), "FAIRLANE_TARGET": self.target}
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Served]:
+    """Starts `fairlane serve FLAGS` and waits until it reports SERVING. Fails with its log when it does not."""
+    port = free_port()
+    state_dir = folder / "state"
+    command = [sys.executable, "-m", "fairlane", "serve", "--port", str(port), "--state-dir", str(state_dir), *flags]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": str(folder), "XDG_CONFIG_HOME": str(folder / "none")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    server = Served(process, port, state_dir)
+    reader = threading.Thread(target=_collect, args=(process, server.log), daemon=True)
+    reader.start()
+    try:
+        _wait_until_serving(server)
+        yield server
+    finally:
+        try:
+            server.stop()
+        finally:
+            reader.join(5)
+
+
+def _collect(process: subprocess.Popen[str], log: list[str]) -> None:
+    if process.stdout is not None:
+        log.extend(process.stdout)
+
+
+def _wait_until_serving(server: Served) -> None:
+    """Health's Watch tells when it changes; no polling."""
+    with grpc.insecure_channel(server.target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=START_TIMEOUT_S, wait_for_ready=True)
+        try:
+            for answer in watch:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.RpcError as error:
+            raise RuntimeError(f"the server did not come up ({error.code()}):\n" + "".join(server.log[-40:])) from None
+    raise RuntimeError("the health stream ended:\n" + "".join(server.log[-40:]))
