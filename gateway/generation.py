@@ -3,7 +3,6 @@ timing, one `finished` at the end or an error. Who may run and how tokens are ma
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 

@@ -3,6 +3,7 @@ once or at a time of the clock; what comes out is kept per request."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -84,18 +85,25 @@ class EngineDriver:
         return busy
 
     def run_until_idle(self, max_turns: int = 1_000_000) -> None:
-        """Turns until every request has ended. RuntimeError when max_turns was not enough: something starves."""
-        for _ in range(max_turns):
-            if not self.turn() and not self._skip_to_next_arrival() and not self.scheduler.num_unfinished:
-                return
-        raise RuntimeError(f"{self.scheduler.num_unfinished} requests unfinished after {max_turns} turns")
+        """Turns until every request has ended, waiting for those that are still to arrive.
 
-    def _skip_to_next_arrival(self) -> bool:
-        if not self._later or self.scheduler.num_unfinished:
-            return bool(self._commands)
-        if isinstance(self.clock, FakeClock) and self._later[0][0] > self.clock.now():
-            self.clock.advance(self._later[0][0] - self.clock.now())
-        return True
+        RuntimeError when max_turns with unfinished requests were not enough: something starves.
+        """
+        turns = 0
+        while self.turn() or self.scheduler.num_unfinished or self._commands or self._later:
+            if self.scheduler.num_unfinished or self._commands:
+                turns += 1
+            elif self._later:
+                self._wait_until(self._later[0][0])
+            if turns > max_turns:
+                raise RuntimeError(f"{self.scheduler.num_unfinished} requests unfinished after {max_turns} turns")
+
+    def _wait_until(self, time_s: float) -> None:
+        delay_s = max(0.0, time_s - self.clock.now())
+        if isinstance(self.clock, FakeClock):
+            self.clock.advance(delay_s)
+        else:
+            time.sleep(delay_s)
 
     # -- the engine's boxes --------------------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_status import rpc_status
 from google.rpc import error_details_pb2
-from serving import CAPITAL, Served, serving
+from grpc_status import rpc_status
 
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
+from serving import CAPITAL, Served, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = pb.SamplingParams(temperature=0)

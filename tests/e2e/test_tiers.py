@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from serving import Served, serving
-
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
+from serving import Served, serving
 
 # 20 usable blocks of 16 tokens; a request holds 64 prompt + 24 output tokens = 6 blocks less the last token's: 5 to 6.
 NUM_BLOCKS = 1 + 22

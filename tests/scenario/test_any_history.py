@@ -4,10 +4,10 @@ tables, so a wrong block is a wrong token."""
 
 from __future__ import annotations
 
-from engine_world import TIERS, expected_tokens, request, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_world import TIERS, expected_tokens, request, world
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.request import CacheMode, Request

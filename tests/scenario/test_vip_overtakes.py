@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from engine_world import expected_tokens, mean_ttft_s, request, world
 
+from engine_world import expected_tokens, mean_ttft_s, request, world
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import Request
 from fairlane.scheduler.tenancy import TiersPolicy

@@ -281,7 +281,7 @@ class Refusal:
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the condition is somebody else's state
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from engine_world import VOCAB, expected_tokens, request
 
+from engine_world import VOCAB, expected_tokens, request
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import FakeClock
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb

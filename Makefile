@@ -1,0 +1,81 @@
+# Fairlane. `make` lists the targets. Needs Python >= 3.11 with venv and pip; everything else goes into .venv.
+
+# Any Python 3.11-3.13: make setup PYTHON=python3.12
+PYTHON ?= python3
+# Where the model is pulled to can be moved with XDG_CACHE_HOME. More arguments for pip: make setup PIP_ARGS="..."
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+# The folders gateway/, scheduler/, kernels/... must never be importable by their bare names because of the working directory.
+export PYTHONSAFEPATH := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model run test test-gpu check format layering protos protos-check clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with everything (again only when pyproject.toml or constraints.txt change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "Fairlane needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
+	@$(BIN)/python -c "$$TORCH_CHECK"
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+# A CUDA build on a machine without a GPU works, but costs gigabytes; nobody should get one by accident.
+define TORCH_CHECK
+import sys, torch
+if torch.version.cuda is None or torch.cuda.is_available():
+    sys.exit(0)
+sys.exit(f"""
+torch {torch.__version__} is a CUDA build, but this machine shows no usable GPU.
+  For the CPU build (smaller):
+    .venv/bin/pip uninstall -y torch
+    make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+  With a GPU: repair the driver until `nvidia-smi` shows it, then run make setup again.""")
+endef
+export TORCH_CHECK
+
+model: setup ## Fetch the default model (SmolLM2-135M-Instruct) into the cache
+	$(BIN)/fairlane model pull
+
+run: setup model ## Serve the default model on this machine
+	$(BIN)/fairlane serve
+
+test: setup model ## Run the tests that need no GPU
+	$(BIN)/pytest -n 2
+
+test-gpu: setup ## Run the tests that need a GPU
+	$(BIN)/pytest tests/gpu
+
+check: setup layering protos-check ## Lint, format check, types, import rules, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+layering: setup ## Check the folder layout and the import rules
+	$(BIN)/pytest -q tests/unit/house/test_layout.py
+
+format: setup ## Format the code and sort the imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: setup ## Generate the code of protos/ again
+	$(BIN)/python protos/generate.py
+
+protos-check: setup ## Fail if the committed code of protos/ is not what its .proto files give
+	@out=`mktemp -d` && trap 'rm -rf "$$out"' EXIT && $(BIN)/python protos/generate.py "$$out" >/dev/null && \
+	  for f in "$$out"/fairlane/v1/*; do \
+	    diff -u "protos/fairlane/v1/$${f##*/}" "$$f" || { echo "protos/fairlane/v1/$${f##*/} is stale: run make protos"; exit 1; }; \
+	  done
+
+clean: ## Remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""How a command ends badly: one line on standard error that says what to do, and an exit code that scripts can rely on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+
+def stop(code: int, message: str) -> NoReturn:
+    """Prints the message and ends the command."""
+    print(f"fairlane: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around imports that only an extra installs: their absence becomes one line, not a traceback."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "fairlane":
+            raise  # a fault of ours
+        stop(USAGE, f"this command needs {error.name}: pip install 'fairlane[{extra}]'")
