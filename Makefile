@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-gpu check format layering protos protos-check clean
+.PHONY: help setup model run test test-gpu bench-tiers check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -38,7 +38,7 @@ sys.exit(f"""
 torch {torch.__version__} is a CUDA build, but this machine shows no usable GPU.
   For the CPU build (smaller):
     .venv/bin/pip uninstall -y torch
-    make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+    make setup PIP_ARGS='--extra-index-url URL'   # URL: the CPU wheel index that PyTorch's "Get started" page names
   With a GPU: repair the driver until `nvidia-smi` shows it, then run make setup again.""")
 endef
 export TORCH_CHECK
@@ -54,6 +54,9 @@ test: setup model ## Run the tests that need no GPU
 
 test-gpu: setup ## Run the tests that need a GPU
 	$(BIN)/pytest tests/gpu
+
+bench-tiers: setup model ## VIPs against a crowd on the real worker, FCFS and VIP (about a minute)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_tiers.py $(if $(JSON),--json $(JSON))
 
 check: setup layering protos-check ## Lint, format check, types, import rules, generated code
 	$(BIN)/ruff check .

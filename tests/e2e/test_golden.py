@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from fairlane import embedded
+from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.request import RequestId
 from fairlane.worker.config import WorkerConfig
-from local_engine import run_prompts
+from local_engine import engine, prompt_request, run_prompts
 from tiny_models import executor_for, relative_error, teacher_forced
 
 GOLDENS: dict[str, Any] = json.loads(
@@ -40,18 +42,73 @@ def differences(results: list[list[int]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        WorkerConfig(max_model_len=1024, max_num_seqs=20),
-        WorkerConfig(max_model_len=1024, max_num_seqs=8, max_prefill_chunk=48, max_num_batched_tokens=64, pipeline_depth=1),
-        WorkerConfig(max_model_len=1024, max_num_seqs=20, num_blocks=64),  # too few blocks for all: sequences are preempted
-    ],
-    ids=["at once", "in small chunks, one step ahead", "preempted"],
-)
-def test_tokens_are_those_of_transformers(config: WorkerConfig) -> None:
-    results = run_prompts([case["prompt_token_ids"] for case in CASES], 64, config)
-    assert differences(results) == []
+PROMPTS = [case["prompt_token_ids"] for case in CASES]
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
+
+
+def config(depth: int = 0, **settings: Any) -> WorkerConfig:
+    return WorkerConfig(max_model_len=1024, max_num_seqs=20, pipeline_depth=depth, **settings)
+
+
+def add_all(driver: EngineDriver, first: int = 0) -> list[RequestId]:
+    for number, prompt in enumerate(PROMPTS, start=first):
+        driver.add(prompt_request(number, prompt, 64))
+    return [RequestId(number) for number in range(first, first + len(PROMPTS))]
+
+
+def tokens(driver: EngineDriver, ids: list[RequestId]) -> list[list[int]]:
+    return [driver.transcripts[request_id].token_ids for request_id in ids]
+
+
+def test_tokens_are_those_of_transformers_alone() -> None:
+    with engine(config(prefix_caching=False)) as driver:
+        ids = []
+        for number, prompt in enumerate(PROMPTS):
+            driver.add(prompt_request(number, prompt, 64))
+            driver.run_until_idle()
+            ids.append(RequestId(number))
+        assert differences(tokens(driver, ids)) == []
+
+
+@DEPTHS
+def test_tokens_are_those_of_transformers_in_a_batch_of_20(depth: int) -> None:
+    assert differences(run_prompts(PROMPTS, 64, config(depth))) == []
+
+
+@DEPTHS
+def test_tokens_are_those_of_transformers_in_chunks_of_16(depth: int) -> None:
+    assert differences(run_prompts(PROMPTS, 64, config(depth, max_prefill_chunk=16))) == []
+
+
+@DEPTHS
+def test_tokens_are_those_of_transformers_with_prefix_hits(depth: int) -> None:
+    with engine(config(depth)) as driver:
+        add_all(driver)
+        driver.run_until_idle()
+        ids = add_all(driver, first=100)
+        driver.run_until_idle()
+        cached = [d.started.cached_tokens for i in ids for d in driver.transcripts[i].deltas if d.started]
+        # A hit is whole blocks of 16 and leaves at least one token to compute.
+        assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in PROMPTS]
+        assert max(cached) >= 256
+        assert differences(tokens(driver, ids)) == []
+
+
+@DEPTHS
+def test_tokens_are_those_of_transformers_when_every_sequence_is_preempted(depth: int) -> None:
+    """Each loses its blocks once at a moment of its own, through the path that every eviction takes, and a pool for about
+    half of them makes more lose theirs."""
+    with engine(config(depth, num_blocks=130, prefix_caching=False)) as driver:
+        ids = add_all(driver)
+        due = {request_id: 1 + 3 * index for index, request_id in enumerate(ids)}
+        while driver.turn() or driver.scheduler.num_unfinished:
+            for sequence in driver.scheduler.running.in_order(driver.scheduler.policy.rank):
+                if sequence.num_output_tokens >= due.get(sequence.request_id, 64):
+                    del due[sequence.request_id]
+                    driver.scheduler.requeue(sequence)
+        ends = [driver.transcripts[request_id].ended for request_id in ids]
+        assert all(end is not None and end.preemptions >= 1 and end.recomputed_tokens >= 1 for end in ends)
+        assert differences(tokens(driver, ids)) == []
 
 
 def test_logits_are_those_of_transformers(smollm2: Path) -> None:

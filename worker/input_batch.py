@@ -1,0 +1,163 @@
+"""The runner's memory of its sequences, by slot, and a step's inputs made from it. It applies the scheduler's diffs and
+refuses those that do not fit; it decides nothing about what runs. Sampled tokens are stored here, so that the next step can
+use them before the host has seen them.
+
+    token_ids[slot]    prompt and output, as sent, then as sampled        block_table[slot]  block ids, 0 beyond its length
+    a step's tokens, sequence after sequence:   query_start_loc  0 ... n_0 ... n_0 + n_1 ... T
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.scheduler.request import SamplingParams
+
+MAX_AHEAD = 4  # positions beyond the length limit that steps in flight may reach before the scheduler drops their tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step as arrays. Tensors live on the device, arrays on the host.
+
+    input_ids, positions, slot_mapping: int64 [T]. query_start_loc [B + 1], seq_lens [B], block_table [B, MB]: int64.
+    sample_rows: int64 [S], each sampling sequence's last token row; sample_slots, sample_positions: int64 [S], where its
+    next token goes; sample_entries: its index in ScheduleOutput.scheduled.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    block_table: Tensor
+    sample_rows: Tensor
+    sample_slots: np.ndarray
+    sample_positions: np.ndarray
+    sample_entries: np.ndarray
+
+
+class InputBatch:
+    """State of up to `num_slots` sequences of up to max_model_len tokens."""
+
+    def __init__(
+        self, num_slots: int, max_model_len: int, block_size: int, num_blocks: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.num_slots = num_slots
+        self.max_tokens = max_model_len + MAX_AHEAD
+        self.block_size = block_size
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._device = device
+        max_blocks = -(-self.max_tokens // block_size)
+        self.token_ids = torch.zeros(num_slots, self.max_tokens, dtype=torch.int64, device=device)
+        self.block_table = np.zeros((num_slots, max_blocks), dtype=np.int64)
+        self.num_table_blocks = np.zeros(num_slots, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int64)
+        self.used = np.zeros(num_slots, dtype=bool)
+        self.sampling: list[SamplingParams] = [SamplingParams()] * num_slots
+
+    def apply(self, output: ScheduleOutput) -> None:
+        """Released slots, then new sequences, then block appends. Raises ValueError at the first that does not fit."""
+        for slot in output.released_slots:
+            self._release(slot)
+        for new in output.new:
+            self._add(new)
+        for append in output.appends:
+            self._check_slot(append.slot)
+            self._extend_table(append.slot, append.block_ids)
+
+    def prepare(self, scheduled: list[ScheduledSequence]) -> StepInputs:
+        """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
+        entries = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in scheduled], dtype=np.int64).reshape(-1, 4)
+        slots, starts, counts, sampled = entries.T
+        self._check_scheduled(slots, starts, counts)
+        query_start_loc = np.concatenate([[0], np.cumsum(counts)])
+        total = int(query_start_loc[-1])
+        token_slots = np.repeat(slots, counts)
+        positions = np.arange(total) + np.repeat(starts - query_start_loc[:-1], counts)
+        blocks = self.block_table[token_slots, positions // self.block_size]
+        if (blocks == 0).any():
+            raise ValueError("a scheduled token's block is the null block")
+        seq_lens = starts + counts
+        longest = -(-int(seq_lens.max(initial=1)) // self.block_size)
+        chosen = np.flatnonzero(sampled)
+        flat = torch.from_numpy(token_slots * self.max_tokens + positions).to(self._device)
+        return StepInputs(
+            input_ids=self.token_ids.view(-1).index_select(0, flat),
+            positions=torch.from_numpy(positions).to(self._device),
+            slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size).to(self._device),
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_table=torch.from_numpy(self.block_table[slots, :longest]),
+            sample_rows=torch.from_numpy(query_start_loc[1:][chosen] - 1).to(self._device),
+            sample_slots=slots[chosen],
+            sample_positions=seq_lens[chosen],
+            sample_entries=chosen,
+        )
+
+    def padding(self, rows: int, zeros: Tensor) -> StepInputs:
+        """Inputs that see no key and write nothing: one row each of `rows` empty sequences. zeros: int64 [rows]."""
+        none = np.zeros(rows, dtype=np.int64)
+        table = torch.zeros(rows, 1, dtype=torch.int64)
+        starts = np.arange(rows + 1)
+        return StepInputs(zeros, zeros, zeros - 1, starts, none, table, zeros[:1], none[:0], none[:0], none[:0])
+
+    def store(self, slots: np.ndarray, positions: np.ndarray, tokens: Tensor) -> None:
+        """Puts sampled tokens int64 [S] at their slots' positions."""
+        flat = torch.from_numpy(slots * self.max_tokens + positions).to(self._device)
+        self.token_ids.view(-1).index_copy_(0, flat, tokens)
+
+    def _add(self, new: NewSequence) -> None:
+        slot, count = new.slot, len(new.token_ids)
+        if not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot {slot} is outside [0, {self.num_slots})")
+        if count > self.max_tokens:
+            raise ValueError(f"a sequence of {count} tokens is longer than {self.max_tokens}")
+        tokens = torch.tensor(new.token_ids, dtype=torch.int64)
+        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            raise ValueError(f"a token id is outside [0, {self._vocab_size})")
+        self._release(slot)  # sent again (after a preemption): the old state goes, whole
+        self.token_ids[slot, :count] = tokens.to(self._device)
+        self.num_prompt_tokens[slot] = new.num_prompt_tokens
+        self.sampling[slot] = SamplingParams(**new.sampling)
+        self.used[slot] = True
+        self._extend_table(slot, new.block_tables)
+
+    def _release(self, slot: int) -> None:
+        if not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot {slot} is outside [0, {self.num_slots})")
+        self.block_table[slot, : self.num_table_blocks[slot]] = 0  # stale ids must never be written through
+        self.num_table_blocks[slot] = 0
+        self.used[slot] = False
+
+    def _extend_table(self, slot: int, groups: list[list[int]]) -> None:
+        if len(groups) != 1:
+            raise ValueError(f"this model has one KV-cache group, the step names {len(groups)}")
+        ids = groups[0]
+        begin = int(self.num_table_blocks[slot])
+        if begin + len(ids) > self.block_table.shape[1]:
+            raise ValueError(f"slot {slot} would hold {begin + len(ids)} blocks, more than {self.block_table.shape[1]}")
+        if ids and not 0 <= min(ids) <= max(ids) < self._num_blocks:
+            raise ValueError(f"a block id of slot {slot} is outside [0, {self._num_blocks})")
+        self.block_table[slot, begin : begin + len(ids)] = ids
+        self.num_table_blocks[slot] = begin + len(ids)
+
+    def _check_slot(self, slot: int) -> None:
+        if not (0 <= slot < self.num_slots and self.used[slot]):
+            raise ValueError(f"slot {slot} holds no sequence")
+
+    def _check_scheduled(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        for slot in slots.tolist():
+            self._check_slot(slot)
+        if len(np.unique(slots)) != len(slots):
+            raise ValueError("a slot is scheduled twice in one step")
+        if (counts < 1).any() or (starts < 0).any():
+            raise ValueError("a scheduled sequence needs at least one token, from position 0 on")
+        ends = starts + counts
+        if (ends >= self.max_tokens).any() or (ends > self.num_table_blocks[slots] * self.block_size).any():
+            raise ValueError("a scheduled token lies beyond its sequence's blocks")

@@ -1,0 +1,75 @@
+"""One step, from the scheduler's ScheduleOutput to sampled tokens: apply the diffs, copy blocks, plan attention, run the layers,
+sample, remember. Threads, devices and error translation are the executor's business."""
+
+from __future__ import annotations
+
+import torch
+
+from fairlane.clock import Clock
+from fairlane.scheduler.output import ScheduleOutput, StepResult
+from fairlane.worker.attention import make_backend
+from fairlane.worker.input_batch import InputBatch, StepInputs
+from fairlane.worker.kv_cache import KVCache
+from fairlane.worker.models.llama import LlamaModel
+from fairlane.worker.sampler import sample_tokens
+
+NOT_FINITE = "the model's logits are not finite"
+
+
+class ModelRunner:
+    """Runs steps in order; `cache` is the KV cache it writes.
+
+    After an exception its state is that of the step's diffs applied, and it can run the next step.
+    """
+
+    def __init__(self, model: LlamaModel, cache: KVCache, batch: InputBatch, clock: Clock, backend: str = "torch") -> None:
+        self._model = model
+        self.cache = cache
+        self._batch = batch
+        self._clock = clock
+        self._attention = make_backend(backend, cache)
+
+    @torch.inference_mode()
+    def execute(self, output: ScheduleOutput) -> StepResult:
+        """Runs a step. Raises ValueError if it does not fit the runner's state."""
+        started = self._clock.now()
+        self._batch.apply(output)
+        self.cache.copy(output.copies)
+        result = StepResult(output.step_id, [[] for _ in output.scheduled])
+        if output.scheduled:
+            inputs = self._batch.prepare(output.scheduled)
+            logits = self._forward(inputs)
+            self._sample(logits, inputs, result)
+        result.elapsed_s = self._clock.now() - started
+        return result
+
+    @torch.inference_mode()
+    def forward_logits(self, output: ScheduleOutput) -> torch.Tensor:
+        """Runs a step but samples nothing: float32 [S, V] of the sampling entries' last tokens (tests, scoring)."""
+        self._batch.apply(output)
+        self.cache.copy(output.copies)
+        return self._forward(self._batch.prepare(output.scheduled))
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs rows that see no key and write nothing, so that the first request does not pay for lazy initialisation."""
+        for rows in (1, 16):
+            zeros = torch.zeros(rows, dtype=torch.int64, device=self.cache.pool.device)
+            inputs = self._batch.padding(rows, zeros)
+            self._forward(inputs)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        metadata = self._attention.plan(inputs, self._model.windows)
+        hidden = self._model.forward(inputs.input_ids, self._attention, metadata)
+        return self._model.logits(hidden.index_select(0, inputs.sample_rows))
+
+    def _sample(self, logits: torch.Tensor, inputs: StepInputs, result: StepResult) -> None:
+        if not len(inputs.sample_entries):
+            return
+        sampled = sample_tokens(logits, inputs.sample_slots, inputs.sample_positions, self._batch)
+        self._batch.store(inputs.sample_slots, inputs.sample_positions, sampled.tokens)
+        for entry, token, ok in zip(inputs.sample_entries.tolist(), sampled.tokens.tolist(), sampled.ok.tolist(), strict=True):
+            if ok:
+                result.tokens[entry] = [token]
+            else:
+                result.errors[entry] = NOT_FINITE

@@ -1,0 +1,78 @@
+"""Which token each sequence gets: logit bias and penalties (they need a sequence's own tokens), then the draw. It decides the
+fast path, and which rows failed; filters and randomness are the op `sample`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlane.kernels.reference import SamplingTensors, sample
+from fairlane.scheduler.request import SamplingParams
+from fairlane.worker.input_batch import InputBatch
+
+_SIBLING = 0  # a request is one sequence today; siblings get numbers of their own
+_SIGN = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens int64 [S] on the device; ok bool [S] on the host: False where the logits were not finite."""
+
+    tokens: Tensor
+    ok: np.ndarray
+
+
+def sample_tokens(logits: Tensor, slots: np.ndarray, positions: np.ndarray, batch: InputBatch) -> Sampled:
+    """logits float32 [S, V] (may be changed), slots and positions [S]: whose next token goes where."""
+    ok = torch.isfinite(logits.sum(dim=-1)).cpu().numpy()  # the sum is finite only if every logit is
+    params = [batch.sampling[slot] for slot in slots.tolist()]
+    for row, (slot, row_params) in enumerate(zip(slots.tolist(), params, strict=True)):
+        if changes_logits(row_params) and ok[row]:
+            _adjust(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
+    if all(row_params.temperature == 0 for row_params in params):
+        return Sampled(logits.argmax(dim=-1), ok)
+    if not ok.all():
+        logits = logits.masked_fill(torch.from_numpy(~ok).to(logits.device).unsqueeze(1), 0.0)
+    return Sampled(sample(logits, _tensors(params, positions, logits.device)), ok)
+
+
+def changes_logits(params: SamplingParams) -> bool:
+    """True if the logits must be adjusted before the draw."""
+    penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+    return bool(penalised or params.logit_bias)
+
+
+def _adjust(logits: Tensor, params: SamplingParams, token_ids: Tensor, num_prompt_tokens: int) -> None:
+    """One row [V], in place. Presence and frequency count output tokens; repetition looks at the prompt's too."""
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=logits.device)
+        logits.index_add_(0, ids, torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device))
+    if params.repetition_penalty != 1.0:
+        seen = torch.unique(token_ids)
+        values = logits.index_select(0, seen)
+        penalised = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        logits.index_copy_(0, seen, penalised)
+    if params.presence_penalty or params.frequency_penalty:
+        output, counts = torch.unique(token_ids[num_prompt_tokens:], return_counts=True)
+        logits.index_add_(0, output, -(counts * params.frequency_penalty + params.presence_penalty).to(logits.dtype))
+
+
+def _tensors(params: list[SamplingParams], positions: np.ndarray, device: torch.device) -> SamplingTensors:
+    def floats(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    def integers(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return SamplingTensors(
+        temperature=floats([p.temperature for p in params]),
+        top_k=integers([p.top_k for p in params]),
+        top_p=floats([p.top_p for p in params]),
+        min_p=floats([p.min_p for p in params]),
+        seed=integers([(p.seed + _SIGN) % (2 * _SIGN) - _SIGN for p in params]),  # the same 64 bits, signed
+        position=torch.from_numpy(np.ascontiguousarray(positions)).to(device),
+        sibling=integers([_SIBLING] * len(params)),
+    )
