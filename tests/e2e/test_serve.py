@@ -20,7 +20,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
-from serving import CAPITAL, Served, serving
+from serving import CAPITAL, Served, serving, wait_until_serving
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = pb.SamplingParams(temperature=0)
@@ -150,8 +150,8 @@ def test_a_killed_worker_ends_every_stream_with_a_reason_and_is_replaced(tmp_pat
         assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
         assert {_reason(error) for error in errors} == {"WORKER_LOST"}
         assert ended_s - killed_s < 5.0
-        answer = stub.Complete(chat(CAPITAL), metadata=key, timeout=60, wait_for_ready=True) if _serving_again(server) else None
-        assert answer is not None and "Paris" in answer.text
+        wait_until_serving(server)
+        assert "Paris" in stub.Complete(chat(CAPITAL), metadata=key, timeout=60).text
         assert server.status().worker.epoch == 2
 
 
@@ -171,13 +171,6 @@ def _reason(error: grpc.RpcError) -> str:
         if detail.Unpack(info):
             return str(info.reason)
     return ""
-
-
-def _serving_again(server: Served) -> bool:
-    from serving import _wait_until_serving
-
-    _wait_until_serving(server)
-    return True
 
 
 def test_sigterm_lets_running_streams_finish_and_exits_with_zero(tmp_path: Path) -> None:

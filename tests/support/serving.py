@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class Served:
     port: int
     state_dir: Path
     log: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def target(self) -> str:
@@ -90,31 +92,39 @@ def serving(folder: Path, *flags: str) -> Iterator[Served]:
     port = free_port()
     state_dir = folder / "state"
     command = [sys.executable, "-m", "fairlane", "serve", "--port", str(port), "--state-dir", str(state_dir), *flags]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": str(folder), "XDG_CONFIG_HOME": str(folder / "none")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    server = Served(process, port, state_dir)
-    reader = threading.Thread(target=_collect, args=(process, server.log), daemon=True)
-    reader.start()
-    try:
-        _wait_until_serving(server)
-        yield server
-    finally:
+    with tempfile.TemporaryDirectory(prefix="fl") as runtime_dir:  # short: a socket's path has at most 107 bytes
+        environment = {
+            **os.environ,
+            "PYTHONSAFEPATH": "1",
+            "XDG_RUNTIME_DIR": runtime_dir,
+            "XDG_CONFIG_HOME": str(folder / "none"),
+        }
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        server = Served(process, port, state_dir)
+        reader = threading.Thread(target=_collect, args=(server,), daemon=True)
+        reader.start()
         try:
-            server.stop()
+            wait_until_serving(server)
+            yield server
         finally:
-            reader.join(5)
+            try:
+                server.stop()
+            finally:
+                reader.join(5)
 
 
-def _collect(process: subprocess.Popen[str], log: list[str]) -> None:
-    if process.stdout is not None:
-        log.extend(process.stdout)
+def _collect(server: Served) -> None:
+    if server.process.stdout is not None:
+        server.log.extend(server.process.stdout)
+    server.ended.set()
 
 
-def _wait_until_serving(server: Served) -> None:
-    """Health's Watch tells when it changes; no polling."""
+def wait_until_serving(server: Served) -> None:
+    """Health's Watch tells when it changes; no polling. RuntimeError with the server's log when it ends or takes too long."""
     with grpc.insecure_channel(server.target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=START_TIMEOUT_S, wait_for_ready=True)
+        threading.Thread(target=lambda: (server.ended.wait(START_TIMEOUT_S), watch.cancel()), daemon=True).start()
         try:
             for answer in watch:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
