@@ -128,6 +128,17 @@ class BlockManager:
         """Blocks that free(seq_id) would make free now: those nobody else holds. Raises KeyError for an unknown sequence."""
         return sum(self.pool.num_with_ref_count(table, 1) for table in self._sequences[seq_id].tables)
 
+    def freed_with(self, seq_id: int, held: dict[int, int]) -> int:
+        """Blocks that free(seq_id) would make free once the sequences counted in `held` (block to holders) are freed too: a
+        block goes with its last holder. Adds this sequence to `held`. Raises KeyError for an unknown sequence."""
+        ref_counts, freed = self.pool.ref_counts, 0
+        for table in self._sequences[seq_id].tables:
+            for block in table:
+                if block != NULL_BLOCK:
+                    count = held[block] = held.get(block, 0) + 1
+                    freed += count == ref_counts[block]
+        return freed
+
     # ---- admission -------------------------------------------------------------------------------------------------------
 
     def lookup(self, chain: HashChain, num_tokens: int) -> PrefixHit:
@@ -336,13 +347,13 @@ class BlockManager:
         sequence.private_from = max(sequence.private_from, num_full * self.block_size)
 
     def forget(self, seq_id: int) -> None:
-        """A step of this sequence failed: what only it holds is no longer findable, since it may be half written. Its tables
-        stay. Raises KeyError for an unknown sequence."""
+        """A step of this sequence failed: none of its blocks is findable any more, whoever else holds them, since they may be
+        half written or be what it failed on. Its tables stay. Raises KeyError for an unknown sequence."""
         sequence = self._sequences[seq_id]
         pool = self.pool
         for table in sequence.tables:
             for block in table:
-                if pool.ref_counts[block] == 1 and pool.hash_of[block] is not None:
+                if block != NULL_BLOCK and pool.hash_of[block] is not None:
                     pool.unregister(block)
         sequence.num_hashed = 0
 

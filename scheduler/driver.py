@@ -13,10 +13,10 @@ from fairlane.clock import Clock, FakeClock
 from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
 from fairlane.scheduler.events import Delta, Ended
 from fairlane.scheduler.executor import Executor
-from fairlane.scheduler.policies import FCFSPolicy
+from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
-from fairlane.scheduler.tenancy import PolicySnapshot
+from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class EngineDriver:
         info = executor.info
         self.clock = clock
         self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(limits, self.blocks, FCFSPolicy(), clock)
+        self.scheduler = Scheduler(limits, self.blocks, make_policy(NO_POLICY), clock)
         self.engine = Engine(self.scheduler, executor, clock, self, self, depth)
         self.transcripts: dict[RequestId, Transcript] = {}
         self.refusals: list[str] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from fairlane.clock import Clock
@@ -83,8 +83,9 @@ class Engine:
         self._outbox = outbox
         self._depth = depth
         self._in_flight: deque[tuple[int, Any]] = deque()
-        self._deadlines: list[tuple[float, RequestId]] = []
+        self._timers: list[tuple[float, RequestId]] = []
         self._snapshot: PolicySnapshot | None = None
+        self._tier_names: frozenset[str] = frozenset()
         self._running = True
         self.stats: SchedulerStats = scheduler.stats()
         self.step_started_s: float | None = None
@@ -130,31 +131,46 @@ class Engine:
                 self._running = False
 
     def _add(self, request: Request) -> None:
-        if self._snapshot is None or request.tier not in {tier.name for tier in self._snapshot.tiers}:
+        if request.tier not in self._tier_names:
             self._scheduler.refuse(request, "TIER_UNKNOWN", f"the policy in force has no tier {request.tier!r}")
             return
         self._scheduler.add(request)
-        if request.deadline_s is not None:
-            heappush(self._deadlines, (request.deadline_s, request.request_id))
+        for due_s in (request.deadline_s, _queue_deadline_s(request)):
+            if due_s is not None:
+                heappush(self._timers, (due_s, request.request_id))
 
     def _apply(self, snapshot: PolicySnapshot) -> str:
-        if self._snapshot is not None and snapshot.generation < self._snapshot.generation:
-            return f"generation {snapshot.generation} is older than {self._snapshot.generation}"
-        names = {tier.name for tier in snapshot.tiers}
-        orphaned = self._scheduler.live_tiers() - names
-        if self._snapshot is not None and orphaned:  # a tier that was removed lives on for the work it admitted
-            kept = tuple(tier for tier in self._snapshot.tiers if tier.name in orphaned)
+        current = self._snapshot
+        if current is not None and snapshot.generation < current.generation:
+            return f"generation {snapshot.generation} is older than {current.generation}"
+        if current is not None and (snapshot.generation, snapshot.sha256) == (current.generation, current.sha256):
+            return ""  # a gateway that reconnected
+        self._tier_names = frozenset(tier.name for tier in snapshot.tiers)
+        orphaned = self._scheduler.live_tiers() - self._tier_names
+        if current is not None and orphaned:  # a tier that was removed lives on for the work it admitted
+            kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
-        self._scheduler.apply_policy(make_policy(snapshot), snapshot.generation)
+        self._scheduler.apply_policy(make_policy(snapshot, self._scheduler.policy), snapshot.generation)
         self._snapshot = snapshot
         return ""
 
     def _expire(self) -> None:
         now_s = self._clock.now()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, request_id = heappop(self._deadlines)
-            error = ("DEADLINE_EXCEEDED", "the request's deadline passed")
-            self._scheduler.abort(request_id, EndReason.FAILED, error)
+        if len(self._timers) > 64 and len(self._timers) > 4 * self._scheduler.num_unfinished:  # most have ended
+            self._timers = [timer for timer in self._timers if self._scheduler.request(timer[1]) is not None]
+            heapify(self._timers)
+        while self._timers and self._timers[0][0] <= now_s:
+            _, request_id = heappop(self._timers)
+            request = self._scheduler.request(request_id)
+            if request is None:
+                continue
+            if request.deadline_s is not None and request.deadline_s <= now_s:
+                self._end(request_id, "DEADLINE_EXCEEDED", "the request's deadline passed")
+            elif not self._scheduler.has_started(request_id):
+                self._end(request_id, "QUEUE_TIMEOUT", f"it waited longer than its max_wait of {request.max_wait_s:g} s")
+
+    def _end(self, request_id: RequestId, reason: str, message: str) -> None:
+        self._scheduler.abort(request_id, EndReason.FAILED, (reason, message))
 
     def _launch_next(self) -> bool:
         if self.step_started_s is None and self._scheduler.num_unfinished:
@@ -192,3 +208,7 @@ class Engine:
         deltas = self._scheduler.take_deltas()
         if deltas:
             self._outbox.put(self._scheduler.step_id, deltas)
+
+
+def _queue_deadline_s(request: Request) -> float | None:
+    return None if request.max_wait_s is None else request.arrival_s + request.max_wait_s

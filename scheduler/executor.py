@@ -38,7 +38,7 @@ class Executor(Protocol):
     def launch(self, output: ScheduleOutput) -> Any:
         """Starts a step and returns a handle for result(). May be called again before result(), up to the pipeline depth.
 
-        Raises StepError if the step could not be started.
+        Raises StepError if the step could not be started; its diffs (slots, tables) count as applied all the same.
         """
 
     def result(self, handle: Any) -> StepResult:

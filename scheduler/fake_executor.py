@@ -47,7 +47,8 @@ class _Slot:
 class FakeExecutor:
     """Runs each step at launch, in launch order, as a device stream would; result() advances the clock by its time.
 
-    Only the first KV-cache group is kept. fail_steps: ids of steps that raise StepError in result().
+    Only the first KV-cache group is kept. fail_steps and fail_launches: ids of steps that raise StepError in
+    result() and in launch().
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class FakeExecutor:
         step_time: StepTime | None = None,
         next_token: NextToken = crc_token,
         fail_steps: frozenset[int] = frozenset(),
+        fail_launches: frozenset[int] = frozenset(),
     ) -> None:
         self._info = info
         self._clock = clock
         self._step_time = step_time or StepTime()
         self._next_token = next_token
         self._fail_steps = fail_steps
+        self._fail_launches = fail_launches
         self._memory: list[list[int | None]] = [[None] * info.block_size for _ in range(info.num_blocks)]
         self._slots: dict[int, _Slot] = {}
         self._results: deque[StepResult] = deque()
@@ -81,6 +84,10 @@ class FakeExecutor:
             self._slots[append.slot].table.extend(append.block_ids[0])
         for source, destination in output.copies:
             self._memory[destination] = list(self._memory[source])
+        if len({entry.slot for entry in output.scheduled}) != len(output.scheduled):
+            raise ValueError("a slot is scheduled twice")
+        if output.step_id in self._fail_launches:
+            raise StepError(f"launch {output.step_id} failed as asked")
         tokens = [self._compute(entry) for entry in output.scheduled]
         self._results.append(StepResult(output.step_id, tokens, elapsed_s=self._step_time.of(output.scheduled)))
         return output.step_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 if TYPE_CHECKING:
     from fairlane.blockmgr.hashing import HashChain
@@ -60,6 +60,7 @@ class Request:
     output_token_ids: tokens another worker already delivered; generation goes on after them.
     stop_token_ids: every id that ends the output, the model's end-of-sequence ids included unless ignored.
     max_tokens counts output tokens, those in output_token_ids too.
+    max_wait_s: from arrival to the first step it is placed in.
     """
 
     request_id: RequestId
@@ -75,6 +76,14 @@ class Request:
     cache_mode: CacheMode = CacheMode.READ_WRITE
     arrival_s: float = 0.0
     deadline_s: float | None = None
+    max_wait_s: float | None = None
+
+
+class Payer(NamedTuple):
+    """Whose account a piece of work goes on."""
+
+    tier: str
+    tenant: str
 
 
 class SequenceStatus(Enum):
@@ -98,18 +107,21 @@ class Sequence:
     __slots__ = (
         "arrival_index",
         "chain",
-        "computed_before_eviction",
+        "evicted_by",
         "lease_until_tokens",
         "num_cached_tokens",
         "num_chunks",
         "num_computed_tokens",
+        "num_evictions",
         "num_in_flight",
         "num_preemptions",
         "num_recomputed_tokens",
         "num_retired_tokens",
         "num_skips",
+        "place",
         "queue_s",
         "queued_at_s",
+        "recompute_until",
         "request",
         "slot",
         "stall_announced",
@@ -123,6 +135,7 @@ class Sequence:
     def __init__(self, request: Request, arrival_index: int, chain: HashChain) -> None:
         self.request = request
         self.arrival_index = arrival_index  # total order of arrival at this engine
+        self.place = arrival_index  # in the common line; `order` exchanges places within a tenant
         self.chain = chain
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.status = SequenceStatus.WAITING
@@ -136,7 +149,9 @@ class Sequence:
         self.num_recomputed_tokens = 0
         self.num_skips = 0
         self.num_chunks = 0  # placed since its last admission; an eviction before the first would be pure waste
-        self.computed_before_eviction = 0
+        self.num_evictions = 0  # for rank; num_preemptions counts those for lack of blocks too
+        self.recompute_until = 0  # tokens it had computed when it was evicted; up to there it costs evicted_by
+        self.evicted_by: Payer | None = None
         self.lease_until_tokens = 0  # safe from priority eviction until num_computed_tokens gets there
         self.queued_at_s = request.arrival_s  # of its last entry into the waiting queue
         self.queue_s = 0.0  # arrival to first placement
@@ -147,6 +162,10 @@ class Sequence:
     @property
     def request_id(self) -> RequestId:
         return self.request.request_id
+
+    @property
+    def payer(self) -> Payer:
+        return Payer(self.request.tier, self.request.tenant)
 
     @property
     def num_tokens(self) -> int:

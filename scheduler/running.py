@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.request import Sequence, Slot
@@ -15,7 +16,7 @@ class RunningSet:
         self.by_tier: dict[str, int] = {}
         self._ordered: list[Sequence] = []
         self._sorted = True
-        self._free_slots = list(range(max_num_resident - 1, -1, -1))
+        self._free_slots = list(range(max_num_resident))
 
     def __len__(self) -> int:
         return len(self._ordered)
@@ -24,16 +25,16 @@ class RunningSet:
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
-    def in_order(self, rank: Callable[[Sequence], Rank]) -> list[Sequence]:
-        """A copy in rank order; sorted only when something came or the policy changed."""
-        if not self._sorted:
+    def in_order(self, rank: Callable[[Sequence], Rank], *, ranks_change: bool = False) -> list[Sequence]:
+        """A copy in rank order; sorted only when ranks change, something came, or the policy was swapped."""
+        if ranks_change or not self._sorted:
             self._ordered.sort(key=rank)
             self._sorted = True
         return list(self._ordered)
 
     def add(self, sequence: Sequence) -> None:
         """Gives the sequence a slot. IndexError when there is none."""
-        sequence.slot = Slot(self._free_slots.pop())
+        sequence.slot = Slot(heappop(self._free_slots))
         self._ordered.append(sequence)
         self._sorted = False
         tier = sequence.request.tier
@@ -46,7 +47,7 @@ class RunningSet:
             raise ValueError(f"{sequence!r} has no slot")
         sequence.slot = None
         self._ordered.remove(sequence)
-        self._free_slots.append(slot)
+        heappush(self._free_slots, slot)
         self.by_tier[sequence.request.tier] -= 1
         return slot
 

@@ -51,10 +51,11 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """What update() needs to know of a step: entry i of the output belongs to sequences[i]."""
+    """What update() needs to know of a step: entry i of the output belongs to sequences[i]; its cost in cost units."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
+    cost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Scheduler:
         self.running = RunningSet(limits.max_num_resident)
         self.cost = TokensCost()
         self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
         self._clock = clock
         self._sequences: dict[RequestId, Sequence] = {}
         self._launched: deque[LaunchedStep] = deque()
@@ -141,12 +143,15 @@ class Scheduler:
         else:
             self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
+        if not sequence.started:
+            sequence.queue_s = self._clock.now() - sequence.request.arrival_s
         del self._sequences[sequence.request_id]
         self.delta(sequence).ended = Ended(
             reason, stop_token_id, *error, sequence.num_preemptions, sequence.num_recomputed_tokens, sequence.queue_s
         )
 
     def _release(self, sequence: Sequence) -> None:
+        self.policy.on_release(sequence)
         self.blocks.free(sequence.request_id)
         self._released_slots.append(self.running.remove(sequence))
 
@@ -154,7 +159,7 @@ class Scheduler:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens."""
         now_s = self._clock.now()
         self._release(sequence)
-        sequence.computed_before_eviction = max(sequence.computed_before_eviction, sequence.num_computed_tokens)
+        sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
         sequence.num_computed_tokens = sequence.num_retired_tokens = 0
         sequence.lease_until_tokens = 0
         sequence.num_preemptions += 1
@@ -184,7 +189,7 @@ class Scheduler:
         self._step_id += 1
         output = step.output(self._step_id, self._released_slots)
         self._released_slots = []
-        self._launched.append(LaunchedStep(output, step.sequences))
+        self._launched.append(LaunchedStep(output, step.sequences, step.cost))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -193,6 +198,7 @@ class Scheduler:
         Tokens of a sequence that has ended since are dropped; those of one that was evicted since are kept.
         """
         step = self._pop_launched(result.step_id)
+        self.policy.on_step_time(step.cost, result.elapsed_s)
         stepped = zip(step.sequences, step.output.scheduled, result.tokens, strict=True)
         for index, (sequence, entry, tokens) in enumerate(stepped):
             sequence.steps_in_flight -= 1
@@ -253,10 +259,11 @@ class Scheduler:
 
     def apply_policy(self, policy: Policy, generation: int) -> None:
         """Swaps the policy between two steps; waiting sequences keep their arrival, nothing is lost."""
-        now_s = self._clock.now()
-        for sequence in self._sequences.values():
+        for sequence in sorted(self._sequences.values(), key=lambda sequence: sequence.place):
             if sequence.status is SequenceStatus.WAITING:
-                policy.push(sequence, now_s)
+                policy.push(sequence, sequence.queued_at_s)
+            else:
+                policy.adopt(sequence)
         self.policy = policy
         self.policy_generation = generation
         self.running.mark_unsorted()
@@ -282,6 +289,15 @@ class Scheduler:
     def step_id(self) -> int:
         """Of the last step scheduled; 0 before the first."""
         return self._step_id
+
+    def request(self, request_id: RequestId) -> Request | None:
+        """The unfinished request of that id."""
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else sequence.request
+
+    def has_started(self, request_id: RequestId) -> bool:
+        """Whether an unfinished request was ever placed in a step. KeyError for one that is not here."""
+        return self._sequences[request_id].started
 
     def live_tiers(self) -> set[str]:
         """Names of the tiers that unfinished requests belong to."""

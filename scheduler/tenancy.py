@@ -12,6 +12,14 @@ class TiersPolicy(Enum):
 
     FCFS = "fcfs"
     VIP = "vip"
+    FAIR = "fair"
+
+
+class WithinTier(Enum):
+    """Which policy orders requests of one band: by arrival, or by fair shares over the ownership tree."""
+
+    FCFS = "fcfs"
+    FAIR = "fair"
 
 
 class Shaping(Enum):
@@ -42,13 +50,37 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeShare:
+    """An organisation or tenant of the ownership tree, and the template of its members.
+
+    path: "northwind" or "northwind/checkout"; members are one level below and need no entry.
+    weight: share among its siblings. min_share: as a tier's, for this node.
+    max_running: sequences of this node and all below it that may hold KV at once; None: no cap.
+    """
+
+    path: str
+    weight: float = 1.0
+    min_share: float = 0.0
+    max_running: int | None = None
+    member_weight: float = 1.0
+    member_max_running: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySnapshot:
-    """What the engine schedules by. Applied whole, between two steps."""
+    """What the engine schedules by. Applied whole, between two steps.
+
+    preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
+    None: FAIR does not preempt.
+    """
 
     generation: int
     sha256: str
     tiers_policy: TiersPolicy
     tiers: tuple[Tier, ...]
+    within_tier: WithinTier = WithinTier.FCFS
+    nodes: tuple[NodeShare, ...] = ()
+    preempt_gap_ms: float | None = None
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""
@@ -56,3 +88,7 @@ class PolicySnapshot:
             if tier.name == name:
                 return tier
         raise KeyError(name)
+
+
+# What an engine runs under until a gateway has sent a policy: it refuses every request for having no such tier.
+NO_POLICY = PolicySnapshot(0, "", TiersPolicy.FCFS, (Tier("", 0),))

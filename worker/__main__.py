@@ -27,8 +27,9 @@ from fairlane.clock import Clock, MonotonicClock
 from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine, Stop
 from fairlane.scheduler.executor import Executor
-from fairlane.scheduler.policies import FCFSPolicy
+from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.tenancy import NO_POLICY
 from fairlane.worker.boxes import WorkerBoxes
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.errors import ModelLoadError
@@ -72,7 +73,7 @@ def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> S
         max_model_len=info.max_model_len,
     )
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
-    return Scheduler(limits, blocks, FCFSPolicy(), clock)
+    return Scheduler(limits, blocks, make_policy(NO_POLICY), clock)
 
 
 def _run_engine(engine: Engine) -> None:

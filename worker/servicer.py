@@ -67,10 +67,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._boxes.put_item(Closed(connection))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._boxes.put_item(Closed(connection))
 
     async def _read(
         self,

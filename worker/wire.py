@@ -9,7 +9,9 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+
+_LONGEST_S = 366 * 86400.0
 
 
 class ProtocolError(ValueError):
@@ -23,6 +25,9 @@ def request_from_add(add: pb.Add, request_id: RequestId, now_s: float, vocab_siz
         raise ProtocolError(f"token id {max(ids)} is outside the vocabulary of {vocab_size}")
     if any(token >= vocab_size for token in add.sampling.logit_bias):
         raise ProtocolError("logit_bias names a token outside the vocabulary")
+    for name in ("timeout_s", "max_wait_s"):
+        if add.HasField(name):
+            _in_range(name, getattr(add, name), 0, _LONGEST_S)
     return Request(
         request_id=request_id,
         tenant=add.tenant,
@@ -37,10 +42,22 @@ def request_from_add(add: pb.Add, request_id: RequestId, now_s: float, vocab_siz
         cache_mode=_enum(CacheMode, add.cache_mode),
         arrival_s=now_s,
         deadline_s=now_s + add.timeout_s if add.HasField("timeout_s") else None,
+        max_wait_s=add.max_wait_s if add.HasField("max_wait_s") else None,
     )
 
 
 def sampling_from_wire(wire: pb.WorkerSampling) -> SamplingParams:
+    """Raises ProtocolError for values outside the public API's bounds."""
+    _in_range("temperature", wire.temperature, 0, 2)
+    _in_range("top_p", wire.top_p, 0, 1)
+    _in_range("min_p", wire.min_p, 0, 1)
+    _in_range("presence_penalty", wire.presence_penalty, -2, 2)
+    _in_range("frequency_penalty", wire.frequency_penalty, -2, 2)
+    _in_range("repetition_penalty", wire.repetition_penalty, 0, 2)
+    if wire.repetition_penalty == 0 or wire.top_p == 0:
+        raise ProtocolError("repetition_penalty and top_p must be more than 0")
+    for bias in wire.logit_bias.values():
+        _in_range("logit_bias", bias, -100, 100)
     return SamplingParams(
         temperature=wire.temperature,
         top_k=wire.top_k,
@@ -64,6 +81,9 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         sha256=wire.sha256,
         tiers_policy=_enum(TiersPolicy, wire.tiers_policy),
         tiers=tuple(_tier_from_wire(tier) for tier in wire.tiers),
+        within_tier=_enum(WithinTier, wire.within_tier or WithinTier.FCFS.value),
+        nodes=tuple(_node_from_wire(node) for node in wire.nodes),
+        preempt_gap_ms=_in_range("preempt_gap_ms", wire.preempt_gap_ms, 0, 1e9) if wire.HasField("preempt_gap_ms") else None,
     )
 
 
@@ -71,14 +91,36 @@ def _tier_from_wire(tier: pb.TierSpec) -> Tier:
     return Tier(
         name=tier.name,
         priority=tier.priority,
-        weight=tier.weight,
-        min_share=tier.min_share,
-        patience_s=tier.patience_s if tier.HasField("patience_s") else None,
+        weight=_weight(tier.weight),
+        min_share=_in_range("min_share", tier.min_share, 0, 1),
+        patience_s=_in_range("patience_s", tier.patience_s, 0, _LONGEST_S) if tier.HasField("patience_s") else None,
         shaping=_enum(Shaping, tier.shaping),
     )
 
 
-_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping)
+def _node_from_wire(node: pb.NodeSpec) -> NodeShare:
+    return NodeShare(
+        path=node.path,
+        weight=_weight(node.weight),
+        min_share=_in_range("min_share", node.min_share, 0, 1),
+        max_running=node.max_running if node.HasField("max_running") else None,
+        member_weight=_weight(node.member_weight),
+        member_max_running=node.member_max_running if node.HasField("member_max_running") else None,
+    )
+
+
+def _weight(weight: float) -> float:
+    """0, proto3's absent, is 1."""
+    return 1.0 if weight == 0 else _in_range("weight", weight, 1e-6, 1e6)
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:  # false for NaN, too
+        raise ProtocolError(f"{name} {value} is outside [{low}, {high}]")
+    return value
+
+
+_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier)
 
 
 def _enum(kind: type[_E], value: str) -> _E:

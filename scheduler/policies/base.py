@@ -4,12 +4,12 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.request import Payer, Sequence
 
-Rank = tuple[int, ...]
+Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class StepPlan:
     protected_priority: tiers below it obey the next two; None: no shaping.
     lower_prefill_cap: most prefill tokens of lower tiers in this step, together, less what protected prefills take; None: no cap.
     pause_lower: lower tiers' decodes skip a step in which a protected prefill chunk was placed.
-    reserved: tier -> prefill tokens that no other tier's prefill may take in this step.
     """
 
     token_budget: int
     protected_priority: int | None = None
     lower_prefill_cap: int | None = None
     pause_lower: bool = False
-    reserved: dict[str, int] = field(default_factory=dict)
 
 
 class Policy(Protocol):
     """Order, preemption rights and step shape. `rank` is a total order, fixed within a step; smaller goes first."""
 
     name: str
+    # Whether the rank of a running sequence may differ from step to step.
+    ranks_change: bool
 
     def begin_step(self, now_s: float) -> None:
         """Time-driven changes (ageing, windows) happen here and nowhere else in a step."""
@@ -57,8 +57,11 @@ class Policy(Protocol):
     def priority(self, sequence: Sequence) -> int:
         """Of the sequence's tier; what StepPlan.protected_priority is compared with."""
 
-    def push(self, sequence: Sequence, now_s: float) -> None:
-        """A sequence starts to wait: new, or evicted (it keeps its arrival)."""
+    def is_owed(self, sequence: Sequence) -> bool:
+        """Whether a minimum share is owed to it in this step: it ranks first and is not made to pause."""
+
+    def push(self, sequence: Sequence, since_s: float) -> None:
+        """A sequence waits since since_s: new, or evicted (it keeps its place)."""
 
     def peek(self) -> Sequence | None:
         """The best waiting sequence not skipped in this step."""
@@ -68,6 +71,9 @@ class Policy(Protocol):
 
     def skip(self, sequence: Sequence) -> None:
         """Sets what peek() returned aside until end_step()."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a waiting sequence (cancelled)."""
@@ -83,10 +89,26 @@ class Policy(Protocol):
     def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
         """Whether a waiting candidate may take a running victim's blocks. A strict partial order, so nothing ping-pongs."""
 
+    def may_take(self, grower: Sequence, victim: Sequence) -> bool:
+        """Whether a running sequence that must grow may take the blocks of a running one that ranks after it."""
+
     def victim_key(self, sequence: Sequence) -> Rank:
         """Running sequences with the smallest key are evicted first; ties go by recompute cost per block freed."""
 
-    def on_admit(self, sequence: Sequence, now_s: float) -> None: ...
+    def on_admit(self, sequence: Sequence) -> None:
+        """About to be popped and placed."""
 
-    def on_charge(self, sequence: Sequence, cost: int) -> None:
+    def on_unserved(self, sequence: Sequence) -> None:
+        """Running, with something to compute, and left out of this step."""
+
+    def adopt(self, sequence: Sequence) -> None:
+        """It runs already: this policy takes over from another."""
+
+    def on_release(self, sequence: Sequence) -> None:
+        """A running sequence gave its blocks back: ended or evicted."""
+
+    def on_step_time(self, cost: int, elapsed_s: float) -> None:
+        """A step of this cost took so long."""
+
+    def on_charge(self, payer: Payer, cost: int) -> None:
         """Work placed in this step, in cost units."""

@@ -1,64 +1,22 @@
-"""First come, first served: one queue by arrival, nobody evicts for rank. The baseline the others are measured against."""
+"""First come, first served: one band by arrival, nobody evicts for rank. The baseline the others are measured against."""
 
 from __future__ import annotations
 
-from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
-from fairlane.scheduler.policies.waiting import WaitingHeap
+from fairlane.scheduler.policies.bands import BandPolicy
+from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
 
 
-class FCFSPolicy:
-    """Rank = arrival. Blocks are taken only by a running sequence that must grow, from the latest arrival."""
+class FCFSPolicy(BandPolicy):
+    """Rank = arrival. Blocks are taken only by a running sequence that must grow, from the latest arrival. Running caps and
+    a caller's `order` hold here too."""
 
     name = "fcfs"
+    ages = False
 
-    def __init__(self) -> None:
-        self._waiting = WaitingHeap()
-
-    def begin_step(self, now_s: float) -> None:
-        pass
-
-    def plan(self, view: BatchView) -> StepPlan:
-        return StepPlan(token_budget=view.token_budget)
-
-    def rank(self, sequence: Sequence) -> Rank:
-        return (sequence.arrival_index,)
-
-    def priority(self, sequence: Sequence) -> int:
-        return 0
-
-    def push(self, sequence: Sequence, now_s: float) -> None:
-        self._waiting.push(sequence)
-
-    def peek(self) -> Sequence | None:
-        return self._waiting.peek()
-
-    def pop(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
-
-    def skip(self, sequence: Sequence) -> None:
-        self._waiting.skip()
-
-    def remove(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
-
-    def end_step(self) -> None:
-        self._waiting.restore()
-
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def position(self, sequence: Sequence) -> int:
-        return len(self._waiting) - 1
-
-    def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
-        return False
+    def __init__(self, snapshot: PolicySnapshot) -> None:
+        super().__init__(snapshot, {tier.name: 0 for tier in snapshot.tiers}, WithinTier.FCFS, by_tier=False)
 
     def victim_key(self, sequence: Sequence) -> Rank:
-        return (-sequence.arrival_index,)
-
-    def on_admit(self, sequence: Sequence, now_s: float) -> None:
-        pass
-
-    def on_charge(self, sequence: Sequence, cost: int) -> None:
-        pass
+        return (-sequence.place,)

@@ -11,7 +11,7 @@ from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime, crc_token
 from fairlane.scheduler.request import CacheMode, Request, RequestId
 from fairlane.scheduler.scheduler import SchedulerLimits
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 VOCAB = 50_000
 GOLD = Tier("gold", 100, shaping=Shaping.BALANCED)
@@ -35,6 +35,8 @@ def request(
     stop: Iterable[int] = (),
     cache_mode: CacheMode = CacheMode.READ_WRITE,
     tenant: str | None = None,
+    order: int = 0,
+    max_wait_s: float | None = None,
 ) -> Request:
     """A request whose prompt is its own, unless it is given."""
     ids = prompt if isinstance(prompt, tuple) else tuple((number * 7919 + 31 * i) % VOCAB for i in range(prompt))
@@ -50,6 +52,8 @@ def request(
         stop_token_ids=frozenset(stop),
         cache_domain=f"tenant:{tenant}",
         cache_mode=cache_mode,
+        order=order,
+        max_wait_s=max_wait_s,
     )
 
 
@@ -75,6 +79,10 @@ def world(
     max_resident: int = 64,
     step_time: StepTime | None = None,
     fail_steps: frozenset[int] = frozenset(),
+    fail_launches: frozenset[int] = frozenset(),
+    within: WithinTier = WithinTier.FCFS,
+    nodes: tuple[NodeShare, ...] = (),
+    gap_ms: float | None = None,
     prefix_caching: bool = True,
     max_prefill_chunk: int = 0,
     check: bool = True,
@@ -89,8 +97,9 @@ def world(
         max_prefill_chunk=max_prefill_chunk,
         max_model_len=info.max_model_len,
     )
-    executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps)
-    return EngineDriver(executor, clock, snapshot(policy, tiers), limits, depth=depth, prefix_caching=prefix_caching, check=check)
+    executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps, fail_launches=fail_launches)
+    policy_in_force = PolicySnapshot(1, "0" * 64, policy, tiers, within, nodes, gap_ms)
+    return EngineDriver(executor, clock, policy_in_force, limits, depth=depth, prefix_caching=prefix_caching, check=check)
 
 
 def mean_ttft_s(driver: EngineDriver, requests: Iterable[Request]) -> float:

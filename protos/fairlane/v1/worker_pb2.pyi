@@ -63,16 +63,38 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_TIER_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     tiers_policy: str
     tiers: _containers.RepeatedCompositeFieldContainer[TierSpec]
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ...) -> None: ...
+    within_tier: str
+    preempt_gap_ms: float
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeSpec]
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ...) -> None: ...
+
+class NodeSpec(_message.Message):
+    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    weight: float
+    min_share: float
+    max_running: int
+    member_weight: float
+    member_max_running: int
+    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
     __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping")
@@ -99,7 +121,7 @@ class PolicyApplied(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Add(_message.Message):
-    __slots__ = ("request_id", "tenant", "tier", "order", "prompt_token_ids", "output_token_ids", "max_tokens", "stop_token_ids", "sampling", "cache_domain", "cache_mode", "timeout_s", "policy_generation")
+    __slots__ = ("request_id", "tenant", "tier", "order", "prompt_token_ids", "output_token_ids", "max_tokens", "stop_token_ids", "sampling", "cache_domain", "cache_mode", "timeout_s", "policy_generation", "max_wait_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +135,7 @@ class Add(_message.Message):
     CACHE_MODE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     tenant: str
     tier: str
@@ -126,7 +149,8 @@ class Add(_message.Message):
     cache_mode: str
     timeout_s: float
     policy_generation: int
-    def __init__(self, request_id: _Optional[int] = ..., tenant: _Optional[str] = ..., tier: _Optional[str] = ..., order: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_domain: _Optional[str] = ..., cache_mode: _Optional[str] = ..., timeout_s: _Optional[float] = ..., policy_generation: _Optional[int] = ...) -> None: ...
+    max_wait_s: float
+    def __init__(self, request_id: _Optional[int] = ..., tenant: _Optional[str] = ..., tier: _Optional[str] = ..., order: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_domain: _Optional[str] = ..., cache_mode: _Optional[str] = ..., timeout_s: _Optional[float] = ..., policy_generation: _Optional[int] = ..., max_wait_s: _Optional[float] = ...) -> None: ...
 
 class WorkerSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed")
@@ -170,7 +194,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +206,12 @@ class Pong(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     POLICY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_RUNNING_S_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_BY_TIER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BY_TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_BY_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_BY_NODE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BY_NODE_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -193,7 +223,21 @@ class Pong(_message.Message):
     preemptions: int
     policy_generation: int
     step_running_s: float
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ...) -> None: ...
+    running_by_tier: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    waiting_by_tier: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    blocks_by_domain: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    running_by_node: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    waiting_by_node: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    recomputed_tokens: int
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
+
+class CountSpec(_message.Message):
+    __slots__ = ("name", "count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StepDeltas(_message.Message):
     __slots__ = ("step_id", "deltas")

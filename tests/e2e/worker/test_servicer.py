@@ -21,8 +21,9 @@ from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine, Stop
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor
-from fairlane.scheduler.policies import FCFSPolicy
+from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.tenancy import NO_POLICY
 from fairlane.worker.boxes import WorkerBoxes
 from fairlane.worker.servicer import WorkerServicer
 from fairlane.worker.wire import welcome
@@ -76,7 +77,7 @@ class World:
 async def running_worker(tmp_path: Path) -> AsyncIterator[World]:
     clock = FakeClock()
     info = ExecutorInfo("fake", VOCAB, 1024, 16, 65, (2,))
-    scheduler = Scheduler(SchedulerLimits(max_model_len=1024), BlockManager(65, 16), FCFSPolicy(), clock)
+    scheduler = Scheduler(SchedulerLimits(max_model_len=1024), BlockManager(65, 16), make_policy(NO_POLICY), clock)
     boxes = WorkerBoxes(VOCAB, clock)
     engine = Engine(scheduler, FakeExecutor(info, clock), clock, boxes, boxes)
     server = grpc.aio.server()

@@ -369,9 +369,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def step_fails(self, data: st.DataObject) -> None:
         """The step leaves rubbish in everything it was to write, and the sequence ends."""
         seq_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        held = {block for block, owners in self.owners().items() if seq_id in owners}
         mine = {block for block, owners in self.owners().items() if owners == {seq_id}}
         self.manager.forget(seq_id)
-        self.known = {content: block for content, block in self.known.items() if block not in mine}
+        self.known = {content: block for content, block in self.known.items() if block not in held}
         self.slots = {key: content for key, content in self.slots.items() if key[0] not in mine}
         self.free_one(seq_id)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine_world import request
 from fairlane.blockmgr.hashing import HashChain
-from fairlane.scheduler.policies.waiting import WaitingHeap
+from fairlane.scheduler.policies.line import Line
 from fairlane.scheduler.request import Sequence
 
 SEQUENCES = [Sequence(request(number + 1), number, HashChain("d", 16)) for number in range(12)]
@@ -16,7 +16,7 @@ SEQUENCES = [Sequence(request(number + 1), number, HashChain("d", 16)) for numbe
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(["push", "remove", "skip", "restore"]), st.integers(0, 11)), max_size=60))
 def test_peek_is_the_earliest_member_that_is_not_set_aside(steps: list[tuple[str, int]]) -> None:
-    heap, members, skipped = WaitingHeap(), set[int](), set[int]()
+    heap, members, skipped = Line(), set[int](), set[int]()
     for action, number in steps:
         if action == "push" and number not in members:
             heap.push(SEQUENCES[number])
@@ -31,14 +31,14 @@ def test_peek_is_the_earliest_member_that_is_not_set_aside(steps: list[tuple[str
         elif action == "restore":
             heap.restore()
             skipped.clear()
-        head = heap.peek()
+        head = heap.head()
         expected = min(members - skipped, default=None)
         assert (None if head is None else head.arrival_index) == expected
         assert len(heap) == len(members)
 
 
 def test_one_that_left_while_set_aside_and_came_back_is_there_once() -> None:
-    heap = WaitingHeap()
+    heap = Line()
     heap.push(SEQUENCES[0])
     heap.push(SEQUENCES[1])
     heap.skip()
@@ -46,4 +46,4 @@ def test_one_that_left_while_set_aside_and_came_back_is_there_once() -> None:
     heap.push(SEQUENCES[0])
     heap.restore()
     heap.skip()
-    assert heap.peek() is SEQUENCES[1]
+    assert heap.head() is SEQUENCES[1]

@@ -1,0 +1,225 @@
+"""What all policies here share: bands of waiting trees, ageing, minimum shares, running caps, and the rank that follows from
+them. A policy says which band a tier is in and how a step is shaped (fcfs.py, vip.py, fair.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
+from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.gap import PreemptGap
+from fairlane.scheduler.policies.min_shares import MinShares
+from fairlane.scheduler.policies.wait_tree import WaitTree
+from fairlane.scheduler.request import Payer, RequestId, Sequence
+from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
+
+
+class Stay(NamedTuple):
+    """One stay in the queue: bands risen by patience so far; the ticket tells it from other stays of the same sequence."""
+
+    sequence: Sequence
+    risen: int
+    ticket: int
+
+
+class BandPolicy:
+    """Waiting rank (band after ageing, then the band's own order); running rank (own band, then the same). Whoever is owed by
+    a minimum share ranks before all bands.
+
+    lease_tokens: how many tokens beyond those it had at admission an aged or minimum-share admission may compute before it
+    can be evicted for priority again.
+    """
+
+    name = "bands"
+    ages = True
+
+    def __init__(
+        self,
+        snapshot: PolicySnapshot,
+        band: Mapping[str, int],
+        within: WithinTier,
+        *,
+        by_tier: bool = True,
+        lease_tokens: int = 256,
+    ) -> None:
+        shares = {node.path: node for node in snapshot.nodes}
+        self._tiers = {tier.name: tier for tier in snapshot.tiers}
+        self._band = band
+        self._top_band = max(band.values())
+        self._caps = RunningCaps(shares)
+        self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
+        self._lease_tokens = lease_tokens
+        self._fair = within is WithinTier.FAIR
+        self._stays: dict[RequestId, Stay] = {}
+        self._promotions: list[tuple[float, int, RequestId]] = []
+        self._tickets = 0
+        self._gap = PreemptGap(snapshot.preempt_gap_ms)
+        self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
+        self.ranks_change = self._fair or bool(self._min.guarantees)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, now_s: float) -> None:
+        self._min.advance(now_s)
+        while self._promotions and self._promotions[0][0] <= now_s:
+            due_s, ticket, request_id = heappop(self._promotions)
+            stay = self._stays.get(request_id)
+            if stay is not None and stay.ticket == ticket:
+                self._tree(stay.sequence, stay.risen).remove(stay.sequence)
+                self._enter(stay.sequence, stay.risen + 1, due_s)
+
+    def _enter(self, sequence: Sequence, risen: int, since_s: float) -> None:
+        tier = self._tiers[sequence.request.tier]
+        self._tickets += 1
+        self._stays[sequence.request_id] = Stay(sequence, risen, self._tickets)
+        self._tree(sequence, risen).push(sequence)
+        if self.ages and tier.patience_s is not None and self._band[tier.name] + risen < self._top_band:
+            heappush(self._promotions, (since_s + tier.patience_s, self._tickets, sequence.request_id))
+            self._sweep_promotions()
+
+    def _sweep_promotions(self) -> None:
+        """Drops the entries of those that wait no more, once they are the majority."""
+        if len(self._promotions) > 64 and len(self._promotions) > 2 * len(self._stays):
+            stays = self._stays
+            self._promotions = [entry for entry in self._promotions if entry[2] in stays and stays[entry[2]].ticket == entry[1]]
+            heapify(self._promotions)
+
+    def _tree(self, sequence: Sequence, risen: int = 0) -> WaitTree:
+        return self._trees[self._band[sequence.request.tier] + risen]
+
+    # -- the step's shape ----------------------------------------------------------------------------------------------
+
+    def plan(self, view: BatchView) -> StepPlan:
+        """No shaping."""
+        self._min.set_backlogged(
+            guarantee
+            for guarantee in self._min.guarantees
+            if (guarantee.tier is not None and view.prefilling.get(guarantee.tier))
+            or any(tree.num_queued(names) for tree in self._trees for names in guarantee.places(self._tiers))
+        )
+        return StepPlan(token_budget=view.token_budget)
+
+    def on_unserved(self, sequence: Sequence) -> None:
+        """It had something to compute and this step left it out."""
+        self._min.unserved(sequence.payer)
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def rank(self, sequence: Sequence) -> Rank:
+        stay = self._stays.get(sequence.request_id)
+        if self._min.owed and self._min.is_owed(sequence.payer):
+            return (-self._top_band - 1, sequence.place if stay is None else self._place_in_line(stay))
+        band = self._band[sequence.request.tier]
+        if stay is None:  # running: its own band, whatever let it in
+            return (-band, *self._tree(sequence).rank(sequence, waiting=False))
+        return (-band - stay.risen, *self._tree(sequence, stay.risen).rank(sequence, waiting=True))
+
+    def _place_in_line(self, stay: Stay) -> int:
+        return self._tree(stay.sequence, stay.risen).place_of(stay.sequence)
+
+    def priority(self, sequence: Sequence) -> int:
+        return self._tiers[sequence.request.tier].priority
+
+    def is_owed(self, sequence: Sequence) -> bool:
+        return self._min.is_owed(sequence.payer)
+
+    def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
+        if victim.num_computed_tokens < victim.lease_until_tokens:
+            return False
+        own, other = self._band[candidate.request.tier], self._band[victim.request.tier]
+        if own != other:
+            return own > other
+        return self._fair and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
+
+    def may_take(self, grower: Sequence, victim: Sequence) -> bool:
+        return self._band[victim.request.tier] <= self._band[grower.request.tier]
+
+    def victim_key(self, sequence: Sequence) -> Rank:
+        band = self._band[sequence.request.tier]
+        return (band, *(-v for v in self._tree(sequence).lead(sequence))) if self._fair else (band,)
+
+    # -- the waiting queue ---------------------------------------------------------------------------------------------
+
+    def push(self, sequence: Sequence, since_s: float) -> None:
+        self._enter(sequence, 0, since_s)
+
+    def peek(self) -> Sequence | None:
+        owed = self._peek_owed() if self._min.owed else None
+        if owed is not None:
+            return owed
+        for tree in reversed(self._trees):
+            head = tree.peek()
+            if head is not None:
+                return head
+        return None
+
+    def _peek_owed(self) -> Sequence | None:
+        places = [(tree, names) for g in self._min.owed for names in g.places(self._tiers) for tree in self._trees]
+        heads = [(tree.place_of(head), head) for tree, names in places if (head := tree.peek(names)) is not None]
+        return min(heads, key=lambda found: found[0])[1] if heads else None
+
+    def pop(self, sequence: Sequence) -> None:
+        stay = self._stays[sequence.request_id]
+        self._tree(sequence, stay.risen).take_place(sequence)
+        self.remove(sequence)
+        self.adopt(sequence)
+
+    def skip(self, sequence: Sequence) -> None:
+        self._tree(sequence, self._stays[sequence.request_id].risen).skip(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """Who could not overtake this head must not: its band and those below, in every tree they have risen to."""
+        band = self._band[sequence.request.tier]
+        closed = frozenset(name for name, own in self._band.items() if own <= band)
+        for tree in self._trees:
+            tree.close(closed)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._tree(sequence, self._stays.pop(sequence.request_id).risen).remove(sequence)
+        self._sweep_promotions()
+
+    def end_step(self) -> None:
+        for tree in self._trees:
+            tree.restore()
+
+    def num_waiting(self) -> int:
+        return len(self._stays)
+
+    def position(self, sequence: Sequence) -> int:
+        band = self._band[sequence.request.tier]
+        return sum(tree.num_queued() for tree in self._trees[band + 1 :]) + self._trees[band].position(sequence)
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------------------
+
+    def on_admit(self, sequence: Sequence) -> None:
+        if self._stays[sequence.request_id].risen or self._min.is_owed(sequence.payer):
+            sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
+
+    def adopt(self, sequence: Sequence) -> None:
+        self._caps.add(sequence.request.tenant)
+        self._tree(sequence).adopt(sequence)
+
+    def on_release(self, sequence: Sequence) -> None:
+        self._tree(sequence).release(sequence)
+        self._caps.remove(sequence.request.tenant)
+
+    def on_charge(self, payer: Payer, cost: int) -> None:
+        band = self._band.get(payer.tier)
+        if band is not None:  # else a tier that is gone: nobody is left to be compared with
+            self._trees[band].charge(payer, cost)
+        self._min.charge(payer, cost)
+
+    def on_step_time(self, cost: int, elapsed_s: float) -> None:
+        self._gap.observe(cost, elapsed_s)
+
+    def take_over(self, previous: BandPolicy) -> None:
+        """Starts with another policy's counters and windows; before anything is pushed or adopted."""
+        self._min.take_over(previous._min)
+        self._gap.take_over(previous._gap)
+        if not (self._fair and previous._fair):
+            return
+        counters = {names: v for tree in previous._trees for names, v in tree.counters().items()}
+        for name, band in self._band.items():
+            self._trees[band].take_over({names: v for names, v in counters.items() if names[0] == name})

@@ -1,0 +1,59 @@
+"""`max_running`: how many sequences of a node, and of everything below it, hold KV at once. Counts are over all tiers and
+bands, so they stand apart from the queues; a queue that finds a node full parks it here and is called when room comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from fairlane.scheduler.tenancy import NodeShare
+
+T = TypeVar("T")
+
+
+def prefixes(path: str) -> Iterable[str]:
+    """ "a/b/c" -> "a", "a/b", "a/b/c"."""
+    end = path.find("/")
+    while end >= 0:
+        yield path[:end]
+        end = path.find("/", end + 1)
+    yield path
+
+
+class RunningCaps:
+    """Counts by path, kept only while they are not zero."""
+
+    def __init__(self, shares: dict[str, NodeShare]) -> None:
+        self._shares = shares
+        self._counts: dict[str, int] = {}
+        self._parked: dict[str, dict[int, tuple[Any, Callable[[Any], None]]]] = {}
+
+    def add(self, path: str) -> None:
+        for prefix in prefixes(path):
+            self._counts[prefix] = self._counts.get(prefix, 0) + 1
+
+    def remove(self, path: str) -> None:
+        """One sequence of the path gave its KV back; wakes who waited for that."""
+        for prefix in prefixes(path):
+            count = self._counts[prefix] - 1
+            if count:
+                self._counts[prefix] = count
+            else:
+                del self._counts[prefix]
+            for waiter, wake in self._parked.pop(prefix, {}).values():
+                wake(waiter)
+
+    def is_full(self, path: str) -> bool:
+        cap = self._cap(path)
+        return cap is not None and self._counts.get(path, 0) >= cap
+
+    def park(self, path: str, waiter: T, wake: Callable[[T], None]) -> None:
+        """Calls wake(waiter) once, when the path has room again."""
+        self._parked.setdefault(path, {})[id(waiter)] = (waiter, wake)
+
+    def _cap(self, path: str) -> int | None:
+        share = self._shares.get(path)
+        if share is not None:
+            return share.max_running
+        parent = self._shares.get(path.rpartition("/")[0])
+        return None if parent is None else parent.member_max_running

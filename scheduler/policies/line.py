@@ -1,0 +1,90 @@
+"""One leaf's waiting requests: who of them goes next, and which place in the common line that one takes. `order` sorts only
+among them: whoever goes first takes their earliest place, so nobody else's position changes."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from fairlane.scheduler.request import RequestId, Sequence
+
+Entry = tuple[int, int, int, RequestId]
+
+
+class Line:
+    """Sequences by (-order, arrival). Removed ones are swept when they surface or outnumber the living.
+
+    Every push has its own ticket, so that a sequence which left and came back (evicted twice) is not found through the
+    tombstone of its earlier stay.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        self._members: dict[RequestId, tuple[int, Sequence]] = {}
+        self._places: list[int] = []
+        self._owners: dict[int, Sequence] = {}
+        self._skipped: list[Entry] = []
+        self._ticket = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def push(self, sequence: Sequence) -> None:
+        self._ticket += 1
+        self._members[sequence.request_id] = (self._ticket, sequence)
+        heappush(self._heap, (-sequence.request.order, sequence.arrival_index, self._ticket, sequence.request_id))
+        self._owners[sequence.place] = sequence
+        heappush(self._places, sequence.place)
+
+    def head(self) -> Sequence | None:
+        """The first member not set aside, or None."""
+        heap = self._heap
+        while heap:
+            member = self._live(heap[0])
+            if member is not None:
+                return member
+            heappop(heap)
+        return None
+
+    def place(self) -> int:
+        """The earliest place its members hold. LookupError when it has none."""
+        places = self._places
+        while places:
+            if places[0] in self._owners:
+                return places[0]
+            heappop(places)
+        raise LookupError("an empty line holds no place")
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a member, set aside or not; its place goes with it. KeyError if it is not one."""
+        del self._members[sequence.request_id]
+        del self._owners[sequence.place]
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+            self._heap = [entry for entry in self._heap if self._live(entry) is not None]
+            heapify(self._heap)
+            self._places = list(self._owners)
+            heapify(self._places)
+
+    def take_first_place(self, sequence: Sequence) -> None:
+        """Gives a member the line's earliest place; whoever had it gets the member's."""
+        first = self.place()
+        if first == sequence.place:
+            return
+        other = self._owners[first]
+        other.place, sequence.place = sequence.place, first
+        self._owners[other.place], self._owners[first] = other, sequence
+
+    def skip(self) -> None:
+        """Sets the head aside until restore(); it stays a member. LookupError when there is none."""
+        if self.head() is None:
+            raise LookupError("nothing to skip")
+        self._skipped.append(heappop(self._heap))
+
+    def restore(self) -> None:
+        """Ends the step: what was set aside is in order again."""
+        for entry in self._skipped:
+            heappush(self._heap, entry)
+        self._skipped.clear()
+
+    def _live(self, entry: Entry) -> Sequence | None:
+        member = self._members.get(entry[3])
+        return member[1] if member is not None and member[0] == entry[2] else None

@@ -1,0 +1,67 @@
+"""`min`: which tiers and nodes are owed something because, while they had unserved work, they got less than their minimum
+share of the last ten seconds' cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from fairlane.scheduler.policies.caps import prefixes
+from fairlane.scheduler.policies.share_window import ShareWindow
+from fairlane.scheduler.request import Payer
+from fairlane.scheduler.tenancy import NodeShare, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One `min`: the window's account, the share, and where it hangs in a tree: a tier by its name, a node below each tier."""
+
+    account: str
+    share: float
+    tier: str | None
+    names: tuple[str, ...]
+
+    def places(self, tiers: Iterable[str]) -> list[tuple[str, ...]]:
+        """Names from a tree's root to it; an organisation's or tenant's requests come in several tiers."""
+        return [self.names] if self.tier is not None else [(tier, *self.names) for tier in tiers]
+
+
+class MinShares:
+    """`owed` is fixed from advance() to advance()."""
+
+    def __init__(self, tiers: Collection[Tier], nodes: Collection[NodeShare]) -> None:
+        found = [Guarantee(f"tier {t.name}", t.min_share, t.name, (t.name,)) for t in tiers if t.min_share]
+        found += [Guarantee(f"node {n.path}", n.min_share, None, tuple(n.path.split("/"))) for n in nodes if n.min_share]
+        self.guarantees = tuple(found)
+        self.owed: tuple[Guarantee, ...] = ()
+        self._owed_accounts: frozenset[str] = frozenset()
+        self._unserved: set[str] = set()
+        self._window = ShareWindow()
+
+    def advance(self, now_s: float) -> None:
+        self._window.advance(now_s)
+        self.owed = tuple(g for g in self.guarantees if self._window.is_below(g.account, g.share))
+        self._owed_accounts = frozenset(g.account for g in self.owed)
+
+    def set_backlogged(self, waiting: Iterable[Guarantee]) -> None:
+        """Who has work to do: those named, and those whose running sequences the last step left out."""
+        self._window.set_backlogged(self._unserved.union(g.account for g in waiting))
+        self._unserved.clear()
+
+    def unserved(self, payer: Payer) -> None:
+        if self.guarantees:
+            self._unserved.update(_accounts(payer))
+
+    def is_owed(self, payer: Payer) -> bool:
+        return bool(self.owed) and not self._owed_accounts.isdisjoint(_accounts(payer))
+
+    def charge(self, payer: Payer, cost: int) -> None:
+        if self.guarantees:
+            self._window.add(_accounts(payer), cost)
+
+    def take_over(self, previous: MinShares) -> None:
+        self._window = previous._window
+
+
+def _accounts(payer: Payer) -> list[str]:
+    return [f"tier {payer.tier}", *(f"node {path}" for path in prefixes(payer.tenant))]

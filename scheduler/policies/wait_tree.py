@@ -1,0 +1,353 @@
+"""The waiting sequences of one band as a tree: [tier] -> organisation -> tenant -> member, with a Line at each leaf. It answers
+who goes next, by arrival or by fair share, in O(depth log fan-out), and never walks what waits.
+
+FAIR: each node has a virtual counter v = cost / weight; the child with the smallest goes next, level by level. This is VTC
+(Sheng et al., OSDI 2024), made hierarchical as in H-SFQ. A node that goes from no queued work to queued work is lifted to the
+smallest counter among its siblings with queued work (else to the last one served), so that idle time earns no claim.
+
+Heaps are repaired lazily: an entry holds the key its node had when it was pushed, and a node has one live entry. Keys mostly
+grow (a charge, a head that went), so a stale entry is too small, surfaces early and is pushed again; a key that shrinks (a
+sequence comes back) pushes a new entry at once, and the old one is dropped when it surfaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+
+from fairlane.scheduler.policies.base import Rank
+from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.line import Line
+from fairlane.scheduler.request import Payer, Sequence
+from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
+
+# Levels below the tier: organisation, tenant, member ("" for requests of the tenant itself).
+_LEVELS = 3
+
+
+class Node:
+    """One node. `queued`: waiting sequences below it; `running`: running ones; `v`: cost over weight, in cost units;
+    `entered`: the key of its live entry in the parent's heap, None when it has none."""
+
+    __slots__ = (
+        "children",
+        "closed",
+        "entered",
+        "heap",
+        "idle",
+        "last_v",
+        "line",
+        "name",
+        "parent",
+        "path",
+        "queued",
+        "running",
+        "uid",
+        "v",
+        "weight",
+    )
+
+    def __init__(self, name: str, path: str, parent: Node | None, weight: float, uid: int) -> None:
+        self.name = name
+        self.path = path  # of the ownership tree; "" for the root and tiers
+        self.parent = parent
+        self.weight = weight
+        self.uid = uid
+        self.v = 0.0
+        self.last_v = 0.0  # of the child charged last
+        self.entered: float | None = None
+        self.closed = False
+        self.queued = 0
+        self.running = 0
+        self.children: dict[str, Node] = {}
+        self.heap: list[tuple[float, int, Node]] = []
+        self.idle: list[tuple[float, int, Node]] = []
+        self.line: Line | None = None
+
+
+class WaitTree:
+    """Waiting sequences of one band, and the counters of everything that was served from it."""
+
+    def __init__(
+        self, within: WithinTier, tiers: dict[str, Tier], shares: dict[str, NodeShare], caps: RunningCaps, *, by_tier: bool
+    ) -> None:
+        self._fair = within is WithinTier.FAIR
+        self._tiers = tiers
+        self._shares = shares
+        self._caps = caps
+        self._by_tier = by_tier
+        self._uids = 0
+        self._touched: list[Node] = []
+        self._closed = False
+        self.root = Node("", "", None, 1.0, 0)
+
+    # -- the queue -----------------------------------------------------------------------------------------------------
+
+    def push(self, sequence: Sequence) -> None:
+        leaf = self._leaf(sequence)
+        if leaf.line is None:
+            leaf.line = Line()
+        leaf.line.push(sequence)
+        self._lift(leaf)
+        for node in _up(leaf):
+            node.queued += 1
+        self._offer(leaf)
+
+    def remove(self, sequence: Sequence) -> None:
+        """KeyError if it does not wait here."""
+        leaf = self._leaf(sequence)
+        if leaf.line is None:
+            raise KeyError(sequence.request_id)
+        leaf.line.remove(sequence)
+        for node in _up(leaf):
+            node.queued -= 1
+        self._retire(leaf)
+
+    def peek(self, names: tuple[str, ...] = ()) -> Sequence | None:
+        """The next sequence; below the node with these names only, if given."""
+        node = None if self._closed else self._find(names)
+        leaf = None if node is None or (names and self.root.children[names[0]].closed) else self._best_leaf(node)
+        return leaf.line.head() if leaf is not None and leaf.line is not None else None
+
+    def num_queued(self, names: tuple[str, ...] = ()) -> int:
+        """Waiting sequences below the node with these names."""
+        node = self._find(names)
+        return 0 if node is None else node.queued
+
+    def take_place(self, sequence: Sequence) -> None:
+        """The sequence is about to leave as the head: it takes its line's earliest place."""
+        line = self._leaf(sequence).line
+        if line is not None:
+            line.take_first_place(sequence)
+
+    def place_of(self, sequence: Sequence) -> int:
+        """The place its line would take next."""
+        line = self._leaf(sequence).line
+        return sequence.place if line is None or not len(line) else line.place()
+
+    def skip(self, sequence: Sequence) -> None:
+        """Sets the head of its line aside until restore()."""
+        leaf = self._leaf(sequence)
+        if leaf.line is None:
+            raise LookupError("nothing to skip")
+        leaf.line.skip()
+        self._touched.append(leaf)
+
+    def close(self, tiers: frozenset[str] | None) -> None:
+        """Until restore(), these tiers have no head; None: nobody has (a tree that is not by tier closes whole)."""
+        if tiers is None or not self._by_tier:
+            self._closed = True
+        else:
+            for node in [self.root.children[name] for name in tiers if name in self.root.children]:
+                node.closed = True
+                self._touched.append(node)
+
+    def restore(self) -> None:
+        self._closed = False
+        for node in self._touched:
+            node.closed = False
+            if node.line is not None:
+                node.line.restore()
+            self._offer(node)
+        self._touched.clear()
+
+    def rank(self, sequence: Sequence, *, waiting: bool) -> Rank:
+        """By arrival: its place. FAIR: counter and id at each level, then the place; peek() returns the smallest."""
+        leaf = self._leaf(sequence)
+        place = self.place_of(sequence) if waiting else sequence.place
+        if not self._fair:
+            return (place,)
+        levels = [(node.v, node.uid) for node in _up(leaf) if node.parent is not None]
+        return (*(part for level in reversed(levels) for part in level), place)
+
+    def position(self, sequence: Sequence) -> int:
+        """Estimated number of waiting sequences before it."""
+        if not self._fair:
+            return self.root.queued - 1
+        line = self._leaf(sequence).line
+        ahead = 0 if line is None else len(line) - 1
+        busy = max(1, sum(1 for child in self.root.children.values() if child.queued))
+        return min(self.root.queued - 1, ahead * busy)
+
+    # -- counters ------------------------------------------------------------------------------------------------------
+
+    def charge(self, payer: Payer, cost: int) -> None:
+        if not self._fair:
+            return
+        for node in _up(self._leaf_of(payer)):
+            if node.parent is not None:
+                node.v += cost / node.weight
+                node.parent.last_v = node.v
+
+    def adopt(self, sequence: Sequence) -> None:
+        """It runs: its nodes stay known."""
+        for node in _up(self._leaf(sequence)):
+            node.running += 1
+
+    def release(self, sequence: Sequence) -> None:
+        leaf = self._leaf(sequence)
+        for node in _up(leaf):
+            node.running -= 1
+        self._retire(leaf)
+
+    def gap(self, candidate: Sequence, victim: Sequence) -> float:
+        """How far the victim's side is ahead of the candidate's, in cost over weight, where their paths part; 0 within one
+        leaf and where it is behind."""
+        for ahead, behind in zip(self._path_of(victim), self._path_of(candidate), strict=True):
+            if ahead is not behind:
+                return max(0.0, ahead.v - behind.v)
+        return 0.0
+
+    def lead(self, sequence: Sequence) -> tuple[float, ...]:
+        """Its counters from the top level down: whoever is furthest ahead has the largest."""
+        return tuple(node.v for node in self._path_of(sequence))
+
+    def counters(self) -> dict[tuple[str, ...], float]:
+        """Every node's counter by its names from the root, for a policy that takes over."""
+        found: dict[tuple[str, ...], float] = {}
+        stack: list[tuple[tuple[str, ...], Node]] = [((), self.root)]
+        while stack:
+            names, node = stack.pop()
+            for name, child in node.children.items():
+                found[(*names, name)] = child.v
+                stack.append(((*names, name), child))
+        return found
+
+    def take_over(self, counters: dict[tuple[str, ...], float]) -> None:
+        """Starts with another tree's counters; only before anything is pushed."""
+        for names, v in sorted(counters.items(), key=lambda item: len(item[0])):
+            node = self.root
+            for name in names:
+                node = self._child(node, name)
+            node.v = v
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _find(self, names: tuple[str, ...]) -> Node | None:
+        node: Node | None = self.root
+        for name in names:
+            node = None if node is None else node.children.get(name)
+        return node
+
+    def _leaf_of(self, payer: Payer) -> Node:
+        parts = payer.tenant.split("/", _LEVELS - 1)
+        parts += [""] * (_LEVELS - len(parts))
+        node = self.root
+        for name in (payer.tier, *parts) if self._by_tier else parts:
+            node = node.children.get(name) or self._child(node, name)
+        return node
+
+    def _leaf(self, sequence: Sequence) -> Node:
+        return self._leaf_of(sequence.payer)
+
+    def _path_of(self, sequence: Sequence) -> list[Node]:
+        return [node for node in _up(self._leaf(sequence)) if node.parent is not None][::-1]
+
+    def _child(self, parent: Node, name: str) -> Node:
+        child = parent.children.get(name)
+        if child is not None:
+            return child
+        self._uids += 1
+        if self._by_tier and parent is self.root:
+            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids)
+        else:
+            path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
+            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids)
+        parent.children[name] = child
+        return child
+
+    def _weight(self, path: str, parent_path: str) -> float:
+        share = self._shares.get(path)
+        if share is not None:
+            return share.weight
+        parent = self._shares.get(parent_path)
+        return 1.0 if parent is None else parent.member_weight
+
+    def _lift(self, leaf: Node) -> None:
+        if not self._fair:
+            return
+        for node in _up(leaf):
+            if node.parent is not None and not node.queued:
+                best = self._best_child(node.parent)
+                node.v = max(node.v, node.parent.last_v if best is None else best.v)
+
+    def _offer(self, leaf: Node) -> None:
+        """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
+        for node in _up(leaf):
+            if node.parent is not None:
+                key = self._key(node)
+                if key is not None and (node.entered is None or key < node.entered):
+                    node.entered = key
+                    heappush(node.parent.heap, (key, node.uid, node))
+
+    def _key(self, node: Node) -> float | None:
+        """None: nothing below it can go now."""
+        if not node.queued or node.closed:
+            return None
+        if self._fair:
+            return node.v
+        if node.line is not None:
+            return node.line.place() if node.line.head() is not None else None
+        best = self._best_child(node)
+        return None if best is None else self._key(best)
+
+    def _best_child(self, parent: Node) -> Node | None:
+        heap = parent.heap
+        while heap:
+            key, _, node = heap[0]
+            if key != node.entered or parent.children.get(node.name) is not node:
+                heappop(heap)
+                continue
+            current = self._key(node)
+            if current is None:
+                self._leave_heap(parent)
+            elif node.path and self._caps.is_full(node.path):
+                self._leave_heap(parent)
+                self._caps.park(node.path, node, self._offer)
+            elif key == current:
+                return node
+            else:
+                node.entered = current
+                heapreplace(heap, (current, node.uid, node))
+        return None
+
+    def _leave_heap(self, parent: Node) -> None:
+        heappop(parent.heap)[2].entered = None
+
+    def _best_leaf(self, node: Node) -> Node | None:
+        """Down to a leaf with a head; a branch whose heads are all set aside or full is left out until one comes back."""
+        while node.line is None:
+            best = self._best_child(node)
+            if best is None:
+                return None
+            leaf = best if best.line is not None else self._best_leaf(best)
+            if leaf is not None and leaf.line is not None and leaf.line.head() is not None:
+                return leaf
+            self._leave_heap(node)
+        return node
+
+    def _retire(self, leaf: Node) -> None:
+        """Forgets nodes that neither wait nor run, once their counters could not matter: at or below what a newcomer would
+        be lifted to. Those ahead are kept until the others have caught up."""
+        node: Node | None = leaf
+        while node is not None and node.parent is not None and not node.queued and not node.running:
+            heappush(node.parent.idle, (node.v, node.uid, node))
+            self._sweep(node.parent)
+            node = node.parent
+
+    def _sweep(self, parent: Node) -> None:
+        best = self._best_child(parent) if self._fair else None
+        floor = parent.last_v if best is None else best.v
+        while parent.idle and (not self._fair or parent.idle[0][0] <= floor):
+            _, _, node = heappop(parent.idle)
+            current = parent.children.get(node.name) is node
+            if current and not node.queued and not node.running and (not self._fair or node.v <= floor):
+                del parent.children[node.name]
+
+
+def _up(node: Node) -> Iterator[Node]:
+    """The node and its ancestors, the root last."""
+    current: Node | None = node
+    while current is not None:
+        yield current
+        current = current.parent

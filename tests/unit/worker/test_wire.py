@@ -1,0 +1,60 @@
+"""What a worker refuses of a message, whichever gateway sent it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlane.protos.fairlane.v1 import worker_pb2 as pb
+from fairlane.scheduler.request import RequestId
+from fairlane.scheduler.tenancy import NodeShare, WithinTier
+from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
+
+NAN = float("nan")
+GOOD = {"top_p": 1.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", NAN),
+        ("temperature", -1.0),
+        ("top_p", -3.0),
+        ("top_p", 0.0),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", float("inf")),
+    ],
+)
+def test_sampling_outside_the_public_bounds_is_refused(name: str, value: float) -> None:
+    sampling = pb.WorkerSampling(**{**GOOD, name: value})
+    with pytest.raises(ProtocolError, match=name):
+        request_from_add(pb.Add(prompt_token_ids=[1], cache_mode="none", sampling=sampling), RequestId(1), 0.0, 10)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "max_wait_s"])
+def test_times_that_are_no_numbers_are_refused(name: str) -> None:
+    add = pb.Add(prompt_token_ids=[1], cache_mode="none", sampling=pb.WorkerSampling(**GOOD), **{name: NAN})
+    with pytest.raises(ProtocolError, match=name):
+        request_from_add(add, RequestId(1), 0.0, 10)
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_share", 7.0), ("min_share", NAN), ("patience_s", NAN), ("weight", -1.0)])
+def test_tiers_with_impossible_values_are_refused(name: str, value: float) -> None:
+    tier = pb.TierSpec(name="a", shaping="off", **{name: value})
+    with pytest.raises(ProtocolError, match=name):
+        snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=[tier]))
+
+
+def test_a_snapshot_carries_shares_and_the_gap() -> None:
+    node = pb.NodeSpec(path="a/b", weight=2, min_share=0.25, max_running=3, member_weight=0.5, member_max_running=1)
+    wire = pb.PolicySnapshot(
+        generation=1,
+        tiers_policy="fair",
+        within_tier="fair",
+        preempt_gap_ms=50,
+        tiers=[pb.TierSpec(name="a", shaping="off")],
+        nodes=[node],
+    )
+    snapshot = snapshot_from_wire(wire)
+    assert (snapshot.within_tier, snapshot.preempt_gap_ms) == (WithinTier.FAIR, 50)
+    assert snapshot.nodes == (NodeShare("a/b", 2, 0.25, 3, 0.5, 1),)
