@@ -7,11 +7,13 @@ One ranked pass (step_pass.py) builds a step; this file keeps the state around i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
+from fairlane.scheduler.census import Census, largest
 from fairlane.scheduler.cost import TokensCost
 from fairlane.scheduler.events import Delta, Ended, EndReason
 from fairlane.scheduler.output import ScheduleOutput, StepResult
@@ -70,7 +72,13 @@ class SchedulerStats:
     block_utilization_ratio: float
     fragmentation_rate: float
     preemptions: int
+    recomputed_tokens: int
     policy_generation: int
+    running_by_tier: Mapping[str, int]
+    waiting_by_tier: Mapping[str, int]
+    running_by_node: Mapping[str, int]
+    waiting_by_node: Mapping[str, int]
+    blocks_by_domain: Mapping[str, int]
 
 
 class Scheduler:
@@ -83,6 +91,7 @@ class Scheduler:
         self.policy_generation = 0
         self.running = RunningSet(limits.max_num_resident)
         self.cost = TokensCost()
+        self.census = Census()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._clock = clock
@@ -105,6 +114,7 @@ class Scheduler:
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self.policy.push(sequence, self._clock.now())
+        self.census.waits(sequence, 1)
         self.delta(sequence).queue_position = self.policy.position(sequence)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
@@ -140,6 +150,7 @@ class Scheduler:
         """The one way out: releases everything the sequence holds and records its terminal outcome."""
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
+            self.census.waits(sequence, -1)
         else:
             self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -152,8 +163,18 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.policy.on_release(sequence)
+        self.census.runs(sequence, -1)
         self.blocks.free(sequence.request_id)
         self._released_slots.append(self.running.remove(sequence))
+
+    def admit(self, sequence: Sequence) -> None:
+        """A waiting sequence, which has got its blocks, runs: it leaves the queue and gets a slot."""
+        self.policy.on_admit(sequence)
+        self.policy.pop(sequence)
+        self.running.add(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        self.census.waits(sequence, -1)
+        self.census.runs(sequence, 1)
 
     def requeue(self, sequence: Sequence) -> None:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens."""
@@ -167,6 +188,7 @@ class Scheduler:
         sequence.queued_at_s = now_s
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
+        self.census.waits(sequence, 1)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -313,7 +335,13 @@ class Scheduler:
             block_utilization_ratio=self.blocks.block_utilization_ratio(),
             fragmentation_rate=self.blocks.fragmentation_rate(),
             preemptions=self.num_preemptions,
+            recomputed_tokens=self.num_recomputed_tokens,
             policy_generation=self.policy_generation,
+            running_by_tier=self.census.running_by_tier.copy(),
+            waiting_by_tier=self.census.waiting_by_tier.copy(),
+            running_by_node=self.census.running_by_node.largest(),
+            waiting_by_node=self.census.waiting_by_node.largest(),
+            blocks_by_domain=largest(self.blocks.domains()),
         )
 
     def check_integrity(self) -> None:

@@ -228,10 +228,7 @@ class StepPass:
         num_cached = _length(hit)
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
         self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
-        self._policy.on_admit(sequence)
-        self._policy.pop(sequence)
-        self._scheduler.running.add(sequence)
-        sequence.status = SequenceStatus.RUNNING
+        self._scheduler.admit(sequence)
         sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
         sequence.num_chunks = sequence.num_skips = 0
         self._announce_start(sequence, num_cached)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import grpc
 
@@ -108,5 +108,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             fragmentation_rate=stats.fragmentation_rate,
             preemptions=stats.preemptions,
             policy_generation=stats.policy_generation,
+            recomputed_tokens=stats.recomputed_tokens,
+            running_by_tier=_counts(stats.running_by_tier),
+            waiting_by_tier=_counts(stats.waiting_by_tier),
+            running_by_node=_counts(stats.running_by_node),
+            waiting_by_node=_counts(stats.waiting_by_node),
+            blocks_by_domain=_counts(stats.blocks_by_domain),
             step_running_s=0.0 if started_s is None else self._clock.now() - started_s,
         )
+
+
+def _counts(counts: Mapping[str, int]) -> list[pb.CountSpec]:
+    return [pb.CountSpec(name=name, count=count) for name, count in counts.items()]
