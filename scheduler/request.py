@@ -118,6 +118,7 @@ class Sequence:
         "num_recomputed_tokens",
         "num_retired_tokens",
         "num_skips",
+        "payer",
         "place",
         "queue_s",
         "queued_at_s",
@@ -134,6 +135,7 @@ class Sequence:
 
     def __init__(self, request: Request, arrival_index: int, chain: HashChain) -> None:
         self.request = request
+        self.payer = Payer(request.tier, request.tenant)
         self.arrival_index = arrival_index  # total order of arrival at this engine
         self.place = arrival_index  # in the common line; `order` exchanges places within a tenant
         self.chain = chain
@@ -162,10 +164,6 @@ class Sequence:
     @property
     def request_id(self) -> RequestId:
         return self.request.request_id
-
-    @property
-    def payer(self) -> Payer:
-        return Payer(self.request.tier, self.request.tenant)
 
     @property
     def num_tokens(self) -> int:

@@ -37,8 +37,6 @@ class StepPass:
         self._limits = scheduler.limits
         self._now_s = now_s
         self._order = scheduler.running.in_order(self._policy.rank, ranks_change=self._policy.ranks_change)
-        # A rank is fixed within a step: charges of this step move waiting heads, not who is running.
-        self._ranks = [self._policy.rank(sequence) for sequence in self._order]
         self._plan = self._policy.plan(self._view())
         self._budget = self._plan.token_budget
         self._seats = self._limits.max_num_seqs
@@ -69,17 +67,22 @@ class StepPass:
                 self._pause(sequence)
 
     def _walk(self) -> None:
-        """Goes on until tokens, seats or sequences run out."""
+        """Goes on until tokens, seats or sequences run out. The head is looked up again only after something happened to it:
+        a rank is fixed within a step, so charges of this step do not bring another one forward."""
+        policy = self._policy
+        head, head_rank = policy.peek(), None
         while self._budget > 0 and self._seats > 0:
             running = self._next_running()
-            head = self._policy.peek()
             if running is None and head is None:
                 return
-            if running is not None and (head is None or self._ranks[self._next] < self._policy.rank(head)):
+            if head is not None and head_rank is None:
+                head_rank = policy.rank(head)
+            if running is not None and (head is None or head_rank is None or policy.rank(running) < head_rank):
                 self._next += 1
                 self._place_running(running)
             elif head is not None:
                 self._consider_waiting(head)
+                head, head_rank = policy.peek(), None
 
     def output(self, step_id: int, released_slots: list[int]) -> ScheduleOutput:
         return ScheduleOutput(step_id, list(released_slots), self._new, self._appends, self._copies, self.entries)

@@ -25,6 +25,7 @@ class RunningCaps:
 
     def __init__(self, shares: dict[str, NodeShare]) -> None:
         self._shares = shares
+        self._capped = any(s.max_running is not None or s.member_max_running is not None for s in shares.values())
         self._counts: dict[str, int] = {}
         self._parked: dict[str, dict[int, tuple[Any, Callable[[Any], None]]]] = {}
 
@@ -44,6 +45,8 @@ class RunningCaps:
                 wake(waiter)
 
     def is_full(self, path: str) -> bool:
+        if not self._capped:
+            return False
         cap = self._cap(path)
         return cap is not None and self._counts.get(path, 0) >= cap
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.policies.share_window import ShareWindow
@@ -63,5 +64,6 @@ class MinShares:
         self._window = previous._window
 
 
-def _accounts(payer: Payer) -> list[str]:
-    return [f"tier {payer.tier}", *(f"node {path}" for path in prefixes(payer.tenant))]
+@lru_cache(maxsize=16_384)
+def _accounts(payer: Payer) -> frozenset[str]:
+    return frozenset([f"tier {payer.tier}", *(f"node {path}" for path in prefixes(payer.tenant))])

@@ -4,7 +4,7 @@ against. Time in which it had nothing to do earns it no claim."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class ShareWindow:
@@ -35,17 +35,16 @@ class ShareWindow:
         """Whose accounts the following charges count in."""
         self._backlogged = frozenset(accounts)
 
-    def add(self, served: Iterable[str], cost: int) -> None:
+    def add(self, served: Collection[str], cost: int) -> None:
         """Work for the accounts in `served`, into the open bucket. LookupError before the first advance()."""
         if not self._buckets:
             raise LookupError("advance() opens the first bucket")
         if not self._backlogged:
             return
         bucket = self._buckets[-1][1]
-        got = frozenset(served)
         for account in self._backlogged:
             for entry in (bucket.setdefault(account, [0, 0]), self._sums.setdefault(account, [0, 0])):
-                entry[0] += cost if account in got else 0
+                entry[0] += cost if account in served else 0
                 entry[1] += cost
 
     def is_below(self, account: str, share: float) -> bool:

@@ -35,6 +35,7 @@ class Node:
         "entered",
         "heap",
         "idle",
+        "key",
         "last_v",
         "line",
         "name",
@@ -63,6 +64,7 @@ class Node:
         self.heap: list[tuple[float, int, Node]] = []
         self.idle: list[tuple[float, int, Node]] = []
         self.line: Line | None = None
+        self.key: Payer | str | None = None  # a leaf's, in the tree's index
 
 
 class WaitTree:
@@ -77,6 +79,7 @@ class WaitTree:
         self._caps = caps
         self._by_tier = by_tier
         self._uids = 0
+        self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
         self._closed = False
         self.root = Node("", "", None, 1.0, 0)
@@ -230,11 +233,17 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
+        key = payer if self._by_tier else payer.tenant  # tiers of one tenant share a leaf where the tree is not by tier
+        leaf = self._leaves.get(key)
+        if leaf is not None:
+            return leaf
         parts = payer.tenant.split("/", _LEVELS - 1)
         parts += [""] * (_LEVELS - len(parts))
         node = self.root
         for name in (payer.tier, *parts) if self._by_tier else parts:
             node = node.children.get(name) or self._child(node, name)
+        node.key = key
+        self._leaves[key] = node
         return node
 
     def _leaf(self, sequence: Sequence) -> Node:
@@ -343,6 +352,13 @@ class WaitTree:
             current = parent.children.get(node.name) is node
             if current and not node.queued and not node.running and (not self._fair or node.v <= floor):
                 del parent.children[node.name]
+                self._forget_leaves(node)
+
+    def _forget_leaves(self, node: Node) -> None:
+        if node.key is not None:
+            self._leaves.pop(node.key, None)
+        for child in node.children.values():
+            self._forget_leaves(child)
 
 
 def _up(node: Node) -> Iterator[Node]:
