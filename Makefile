@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-gpu bench-tiers check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-tiers check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -48,6 +48,9 @@ model: setup ## Fetch the default model (SmolLM2-135M-Instruct) into the cache
 
 run: setup model ## Serve the default model on this machine
 	$(BIN)/fairlane serve
+
+demo: setup model ## Three tenants under FCFS, VIP and FAIR, live in this terminal (about two minutes)
+	$(BIN)/fairlane demo $(DEMO_ARGS)
 
 test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2

@@ -1,81 +1,65 @@
-"""The operations service, on its own port behind its own key: status, the policy in force, checking a policy text, draining.
-It only reads and asks; what draining means is the server's."""
+"""The operations service, on its own port behind its own key. Here: status and draining; the policy's and the overrides' handlers
+are in admin_policy.py and admin_overrides.py."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping
 
-import grpc.aio
-
-from fairlane.errors import ConfigError
-from fairlane.gateway.admission import Admission
-from fairlane.gateway.policy.model import Policy
-from fairlane.gateway.worker_client import WorkerClient
+from fairlane.gateway.admin_overrides import OverrideHandlers, override_message
+from fairlane.gateway.admin_parts import AdminParts, Context, operator, timestamp
+from fairlane.gateway.admin_policy import PolicyHandlers
+from fairlane.gateway.overrides import audit
 from fairlane.protos.fairlane.v1 import admin_pb2 as pb
-from fairlane.protos.fairlane.v1 import admin_pb2_grpc
-
-Context: TypeAlias = grpc.aio.ServicerContext
-
-# "tenants.yaml:7:5: tiers.gold.weight: what is allowed"
-_FINDING = re.compile(r"(?P<location>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
 
 
-class AdminService(admin_pb2_grpc.AdminServicer):
-    """Handlers run behind EdgeInterceptor with the admin key.
+class AdminService(PolicyHandlers, OverrideHandlers):
+    """Handlers run behind EdgeInterceptor with the admin key."""
 
-    drain: begins a drain and returns at once. policy: the one in force and its generation.
-    """
-
-    def __init__(
-        self,
-        admission: Admission,
-        worker: WorkerClient,
-        policy: Callable[[], tuple[Policy, int]],
-        drain: Callable[[], None],
-    ) -> None:
-        self._admission = admission
-        self._worker = worker
-        self._policy = policy
-        self._drain = drain
+    def __init__(self, parts: AdminParts) -> None:
+        PolicyHandlers.__init__(self, parts)
+        OverrideHandlers.__init__(self, parts)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        admission = self._admission
+        admission, worker = self._parts.admission, self._parts.worker
         return pb.GetStatusResponse(
-            model="" if self._worker.facts is None else self._worker.facts.model,
+            model="" if worker.facts is None else worker.facts.model,
             draining=admission.draining,
             in_flight=admission.in_flight(),
-            nodes=_counts(admission.in_flight_by_node()),
-            tiers=_counts(admission.in_flight_by_tier()),
+            nodes=_counts(admission.in_flight_by_node(), admission.waiting_by_node()),
+            tiers=_counts(admission.in_flight_by_tier(), admission.waiting_by_tier()),
             worker=await self._worker_status(),
+            policy=self._policy_status(),
+            overrides=[override_message(entry) for entry in self._parts.overrides.active()],
         )
 
-    async def GetPolicy(self, request: pb.GetPolicyRequest, context: Context) -> pb.GetPolicyResponse:
-        policy, generation = self._policy()
-        return pb.GetPolicyResponse(text=policy.text, sha256=policy.sha256, generation=generation, path=policy.path)
-
-    async def CheckPolicy(self, request: pb.CheckPolicyRequest, context: Context) -> pb.CheckPolicyResponse:
-        from fairlane.gateway.policy.loader import load_policy_text  # pulls in the YAML loader, needed here only
-
-        try:
-            policy = await asyncio.to_thread(load_policy_text, request.text.encode(), request.name or "policy")
-        except ConfigError as error:
-            return pb.CheckPolicyResponse(ok=False, findings=[_finding(text, error=True) for text in error.findings])
-        return pb.CheckPolicyResponse(ok=True, findings=[_finding(text, error=False) for text in policy.warnings])
-
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        self._drain()
+        audit("drain", "gateway", operator(context))
+        self._parts.drain()
         return pb.DrainResponse()
 
+    def _policy_status(self) -> pb.PolicyStatus:
+        in_force, reloader = self._parts.in_force, self._parts.reloader
+        status = pb.PolicyStatus(
+            generation=in_force.generation,
+            sha256=in_force.policy.sha256,
+            path=in_force.policy.path,
+            applied_at=timestamp(in_force.applied_s),
+            warnings=in_force.policy.warnings,
+        )
+        if reloader is not None:
+            status.error.extend(reloader.error)
+            status.load_failures, status.reloads = reloader.counters.failures, reloader.counters.reloads
+        return status
+
     async def _worker_status(self) -> pb.WorkerStatus:
-        facts = self._worker.facts
+        facts = self._parts.worker.facts
         if facts is None:
             return pb.WorkerStatus()
-        pong = await self._worker.fresh_pong()
+        if not self._parts.worker.connected:
+            return pb.WorkerStatus(epoch=facts.epoch)  # what it was says nothing about now
+        pong = await self._parts.worker.fresh_pong()
         return pb.WorkerStatus(
-            ready=self._worker.ready,
+            ready=self._parts.worker.ready,
             epoch=facts.epoch,
             step_id=pong.step_id,
             running=pong.running,
@@ -91,12 +75,5 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
 
 
-def _counts(counts: dict[str, int]) -> list[pb.NodeStatus]:
-    return [pb.NodeStatus(node=name, in_flight=count) for name, count in counts.items()]
-
-
-def _finding(text: str, *, error: bool) -> pb.PolicyFinding:
-    match = _FINDING.fullmatch(text)
-    if match is None:
-        return pb.PolicyFinding(message=text, error=error)
-    return pb.PolicyFinding(location=match["location"], message=match["message"], error=error)
+def _counts(in_flight: Mapping[str, int], waiting: Mapping[str, int]) -> list[pb.NodeStatus]:
+    return [pb.NodeStatus(node=name, in_flight=count, waiting=waiting.get(name, 0)) for name, count in in_flight.items()]

@@ -1,41 +1,46 @@
-"""Who is calling: an API key in `authorization` metadata becomes a node of the ownership tree. Every failure has one and
-the same answer; the reason is only in our log. What the node may do is decided elsewhere."""
+"""Who is calling, and for whom: an API key in `authorization` metadata becomes a node of the ownership tree, or with delegation
+one below it. Every failed authentication has one and the same answer; the reason is only in our log. What the node may do is
+decided elsewhere."""
 
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import unquote
 
-from fairlane.errors import FairlaneError
+from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
+from fairlane.gateway import tree
 from fairlane.gateway.keys import hash_key, is_well_formed
+from fairlane.gateway.overrides import Overrides
 from fairlane.gateway.policy.model import Policy, Principal
-
-logger = logging.getLogger("fairlane.gateway.auth")
 
 # Far above any key of ours; longer values are not even looked at.
 _MAX_HEADER = 512
-_TENANT_HEADERS = ("fairlane-tenant", "x-tenant-id", "x-fairlane-tenant")
+# Naming a tenant with these is delegation; the others, which proxies and clients of other systems send, only ever refuse.
+_DELEGATION_HEADERS = ("fairlane-tenant", "x-fairlane-tenant")
+_TENANT_HEADERS = (*_DELEGATION_HEADERS, "x-tenant-id")
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The authenticated caller, fixed for the whole request: its node's facts as they were at admission.
+    """The authenticated caller, fixed for the whole request.
 
-    tiers: what it may ask for, its default first.
+    node: whom it acts for: its key's own node, or with delegation one below it. tiers: what it may ask for, its default first.
+    policy, generation: what it was authenticated by; the whole request is judged by that one. None and 0 for operators.
     """
 
     node: str
     key_id: str
     tiers: tuple[str, ...] = ()
-    cache_domain: str = ""
+    key_hash: str = field(default="", repr=False)
+    policy: Policy | None = field(default=None, repr=False)
+    generation: int = 0
 
 
 class Authenticator(Protocol):
@@ -44,23 +49,25 @@ class Authenticator(Protocol):
     def authenticate(self, metadata: Metadata, peer: str) -> Identity: ...
 
 
-def unauthenticated(cause: str) -> FairlaneError:
-    """The one answer to every failed authentication; `cause` goes to our log only."""
-    logger.info("authentication refused: %s", cause)
-    return FairlaneError("UNAUTHENTICATED", "a valid API key is required: authorization: Bearer <key>")
+class Unauthenticated(FairlaneError):
+    """The one answer to every failed authentication; `cause` is for our log only."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("UNAUTHENTICATED", "a valid API key is required: authorization: Bearer <key>")
+        self.cause = cause
 
 
 def bearer_key(metadata: Metadata) -> str:
     """The key in `authorization: Bearer <key>`; raises UNAUTHENTICATED unless there is exactly one, of a sane length."""
     values = [value for name, value in metadata if name == "authorization"]
     if len(values) != 1:
-        raise unauthenticated(f"{len(values)} authorization values")
+        raise Unauthenticated(f"{len(values)} authorization values")
     value = values[0]
     if not isinstance(value, str) or len(value) > _MAX_HEADER:
-        raise unauthenticated("the authorization value is binary or too long")
+        raise Unauthenticated("the authorization value is binary or too long")
     scheme, _, key = value.partition(" ")
     if scheme.lower() != "bearer" or not key:
-        raise unauthenticated("not a bearer key")
+        raise Unauthenticated("not a bearer key")
     return key
 
 
@@ -90,44 +97,78 @@ class PolicyAuthenticator:
     Keys are 256 random bits, so a keyed SHA-256 is as strong as a slow hash and cannot be used to exhaust our CPU.
     """
 
-    def __init__(self, policy: Policy, pepper: bytes, today: Callable[[], date] = _utc_today) -> None:
+    def __init__(
+        self, policy: Policy, generation: int, pepper: bytes, overrides: Overrides, today: Callable[[], date] = _utc_today
+    ) -> None:
         self._policy = policy
+        self._generation = generation
         self._pepper = pepper
+        self._overrides = overrides
         self._today = today
 
-    def replace(self, policy: Policy) -> None:
-        """From now on, callers are looked up in `policy`."""
-        self._policy = policy
+    def replace(self, policy: Policy, generation: int) -> None:
+        """From now on, callers are looked up in `policy`: a key it does not have is dead."""
+        self._policy, self._generation = policy, generation
 
     def authenticate(self, metadata: Metadata, peer: str) -> Identity:
+        """Raises UNAUTHENTICATED, TENANT_MISMATCH for a tenant the key may not act for, INVALID_REQUEST for a malformed one."""
         entries = tuple(metadata)
-        principal = self._principal(bearer_key(entries))
+        digest, principal = self._principal(bearer_key(entries))
         if principal.not_after is not None and self._today() > principal.not_after:
-            raise unauthenticated(f"key {principal.key_id} has expired")
+            raise Unauthenticated(f"key {principal.key_id} has expired")
         if principal.loopback_only and not is_loopback(peer):
-            raise unauthenticated(f"key {principal.key_id} is for this machine only")
-        self._refuse_other_tenants(entries, principal.node)
-        node = self._policy.nodes[principal.node]
-        return Identity(node.path, principal.key_id, tuple(node.tiers), node.cache_domain)
+            raise Unauthenticated(f"key {principal.key_id} is for this machine only")
+        if self._overrides.revoked(digest) is not None:
+            raise Unauthenticated(f"key {principal.key_id} is revoked")
+        node = _acting_for(entries, principal, self._policy)
+        tiers = self._policy.nodes[owner(node)].tiers
+        return Identity(node, principal.key_id, tiers, digest, self._policy, self._generation)
 
-    def _principal(self, key: str) -> Principal:
+    def _principal(self, key: str) -> tuple[str, Principal]:
         # Malformed keys are hashed too: what a key looks like must not show in the time the refusal takes.
         digest = hash_key(self._pepper, key)
         principal = self._policy.principals.get(digest)
         if principal is None or not is_well_formed(key):
-            raise unauthenticated("unknown or malformed key")
-        return principal
+            raise Unauthenticated("unknown or malformed key")
+        return digest, principal
 
-    @staticmethod
-    def _refuse_other_tenants(metadata: Metadata, node: str) -> None:
-        """Naming a tenant is never silently ignored; without delegation only the caller's own node may be named."""
-        for name, value in metadata:
-            if name in _TENANT_HEADERS and value != node:
-                raise FairlaneError("TENANT_MISMATCH", f"this key may not act for the tenant named in {name}")
+
+def _acting_for(metadata: Metadata, principal: Principal, policy: Policy) -> str:
+    """The node a request is for. Naming a tenant is never silently ignored: without delegation it is refused."""
+    named = {(name, value) for name, value in metadata if name in _TENANT_HEADERS}
+    if not named:
+        return principal.node
+    values = {value for _, value in named}
+    path = values.pop()
+    allowed = principal.may_act_for_children and not values and all(name in _DELEGATION_HEADERS for name, _ in named)
+    if not allowed or not isinstance(path, str):
+        raise _mismatch(named)
+    if not tree.is_well_formed(path):
+        text = "must be organisation/tenant/member, each of 1 to 128 letters, digits and . _ @ : + = -"
+        raise InvalidRequest([FieldViolation(_DELEGATION_HEADERS[0], text)])
+    if not tree.is_below(path, principal.node) or not _exists(path, policy):
+        raise _mismatch(named)
+    return path
+
+
+def _exists(path: str, policy: Policy) -> bool:
+    """Whether the policy has the node, or a template for such members. One answer for all that is not there."""
+    node = policy.nodes.get(owner(path))
+    return node is not None and (node.path == path or node.members is not None)
+
+
+def owner(path: str) -> str:
+    """The organisation or tenant whose entry in the policy speaks for the node: a member's is its tenant's."""
+    return "/".join(path.split("/")[:2])
+
+
+def _mismatch(named: Iterable[tuple[str, str | bytes]]) -> FairlaneError:
+    names = ", ".join(sorted({name for name, _ in named}))
+    return FairlaneError("TENANT_MISMATCH", f"this key may not act for the tenant named in {names}")
 
 
 class AdminAuthenticator:
-    """Authenticates operators by the one admin key."""
+    """Authenticates operators by the one admin key, which is a demo key: it works from this machine only."""
 
     def __init__(self, admin_key_hash: str, pepper: bytes) -> None:
         self._expected = admin_key_hash
@@ -136,5 +177,7 @@ class AdminAuthenticator:
     def authenticate(self, metadata: Metadata, peer: str) -> Identity:
         digest = hash_key(self._pepper, bearer_key(metadata))
         if not hmac.compare_digest(digest.encode(), self._expected.encode()):
-            raise unauthenticated("not the admin key")
+            raise Unauthenticated("not the admin key")
+        if not is_loopback(peer):
+            raise Unauthenticated("the admin key is for this machine only")
         return Identity(node="admin", key_id="admin")

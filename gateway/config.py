@@ -18,6 +18,11 @@ class GatewayConfig:
     admin_host: Annotated[str, Text(r"\S+", "a host name or address")] = "127.0.0.1"
     # 0: any free port, printed at start; None (absent in the file): port + 1.
     admin_port: Annotated[int | None, Bounds(0, 65535)] = None
+    # Prometheus metrics over HTTP. As with admin_port, 0 is any free port and None the one after the admin port.
+    metrics: bool = True
+    metrics_host: Annotated[str, Text(r"\S+", "a host name or address")] = "127.0.0.1"
+    metrics_port: Annotated[int | None, Bounds(0, 65535)] = None
+    metrics_tenants: Annotated[int, Bounds(0, 1000)] = 20
     reflection: bool = True
     max_message: Annotated[int, Size(1024, 64 << 20)] = 4 << 20
     max_metadata: Annotated[int, Size(1024, 1 << 20)] = 16 << 10
@@ -33,6 +38,6 @@ class GatewayConfig:
     # For requests without a deadline whose tier sets no max_duration.
     default_max_duration: Annotated[float, Duration(1)] = 600.0
     drain_grace: Annotated[float, Duration(0, 3600)] = 30.0
-    # A worker that neither answers pings nor advances its step for this long is lost.
+    # A worker that for this long does not answer pings, or has work and does not advance, is lost.
     worker_timeout: Annotated[float, Duration(0.5, 600)] = 5.0
     ping_interval: Annotated[float, Duration(0.05, 60)] = 1.0

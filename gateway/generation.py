@@ -58,6 +58,7 @@ class Generation:
         self._pending = pb.Tokens()
         self._pieces: list[str] = []
         self._sent_s: float | None = None  # when tokens were last sent
+        self.finish_reason = pb.FINISH_REASON_UNSPECIFIED  # known once it has run
         self._announced = False  # a `preempted` that no `resumed` has followed yet
 
     async def run(self) -> None:
@@ -117,7 +118,12 @@ class Generation:
         return False
 
     async def _preempted(self, preempted: worker_pb2.PreemptedDelta) -> None:
-        """The worker reports lost blocks at once and a pause once it is long enough to be felt."""
+        """The worker reports lost blocks at once and a pause once it is long enough to be felt.
+
+        Counted here as well as at the end, because a stop string ends the stream without the worker's own figures.
+        """
+        if preempted.kind == "recomputed":
+            self._usage.preemptions += 1
         if not self._facts.lifecycle_events:
             return
         self._announced = True
@@ -150,6 +156,7 @@ class Generation:
         await self._finish(finished)
 
     async def _finish(self, output: pb.OutputFinished) -> None:
+        self.finish_reason = output.finish_reason
         await self._emit(pb.GenerateEvent(output_finished=output))
         self._usage.total_tokens = self._usage.prompt_tokens + self._usage.completion_tokens
         self._timing.total_ms = self._elapsed_ms()
@@ -194,5 +201,5 @@ def _failure(ended: worker_pb2.EndedDelta) -> FairlaneError:
         return FairlaneError("WORKER_LOST", "the worker gave the request up", retry_after_s=retry_after_s())
     if ended.reason != "failed" or ended.error_reason not in REASONS:
         return FairlaneError("WORKER_PROTOCOL", "the worker's answer made no sense")
-    ours = REASONS[ended.error_reason] is Code.UNAVAILABLE
-    return FairlaneError(ended.error_reason, ended.error_message, retry_after_s=retry_after_s() if ours else None)
+    again = REASONS[ended.error_reason] is Code.UNAVAILABLE or ended.error_reason == "QUEUE_TIMEOUT"
+    return FairlaneError(ended.error_reason, ended.error_message, retry_after_s=retry_after_s() if again else None)

@@ -14,6 +14,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fairlane.gateway.rpc_slots import RpcSlots
+
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -23,11 +25,15 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
+# Watching needs no key and lasts for ever, so it is counted apart from everything else.
+MAX_WATCHERS = 1000
+
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """One status for all `services`, NOT_SERVING at first."""
+    """One status for all `services`, NOT_SERVING at first. Runs behind EdgeInterceptor."""
 
-    def __init__(self, services: Iterable[str]) -> None:
+    def __init__(self, services: Iterable[str], max_watchers: int = MAX_WATCHERS) -> None:
+        self._watchers = RpcSlots(max_watchers, "health watchers")
         self._services = frozenset(services)
         self._status: Status = NOT_SERVING
         self._changed = asyncio.Event()
@@ -49,6 +55,11 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        with self._watchers.hold():
+            await self._tell(request, context)
+
+    async def _tell(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """Every status there is from now on, each once."""
         sent: Status | None = None
         while True:
             changed = self._changed

@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import re
 import secrets
-import stat
-import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairlane.errors import ConfigError
 from fairlane.gateway.policy.model import Policy, Principal
+from fairlane.gateway.private_files import read_private, write_beside, write_private
 from fairlane.paths import private_dir
 
 PREFIX = "fl_"
@@ -81,14 +82,17 @@ class DemoKeys:
     def load_or_create(cls, policy: Policy, state_dir: Path) -> DemoKeys:
         """The demo keys in `state_dir`, completed for the policy's nodes and written back if that changed them.
 
+        Keys of nodes that this policy does not have stay in the file, after this policy's: another server may use them.
         Creates state_dir (0700), the pepper and the file (0600). Raises ConfigError if one is damaged or open to others.
         """
         pepper = load_or_create_pepper(state_dir)
         path = state_dir / DEMO_FILE
-        admin, old = read_demo_file(path) if path.exists() else (new_key(), {})
-        tenants = {node: old.get(node) or new_key() for node in policy.nodes_without_keys()}
-        if tenants != old or not path.exists():
-            _replace(path, json.dumps({"admin": admin, "tenants": tenants}, indent=2) + "\n")
+        with _locked(state_dir):
+            admin, old = read_demo_file(path) if path.exists() else (new_key(), {})
+            tenants = {node: old.get(node) or new_key() for node in policy.nodes_without_keys()}
+            kept = tenants | {node: key for node, key in old.items() if node not in tenants}
+            if list(kept.items()) != list(old.items()) or not path.exists():
+                write_private(path, json.dumps({"admin": admin, "tenants": kept}, indent=2) + "\n")
         return cls(path, pepper, admin, tenants)
 
     @property
@@ -115,6 +119,17 @@ def read_demo_file(path: Path) -> tuple[str, dict[str, str]]:
     raise ConfigError([f"{path}: is damaged: delete it, and the next `fairlane serve` makes new demo keys"])
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time: who starts second must find the first one's keys, not overwrite them."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _checksum(body: str) -> str:
     number = zlib.crc32(body.encode())
     out = ""
@@ -126,34 +141,17 @@ def _checksum(body: str) -> str:
 
 def _read_private(path: Path) -> str:
     try:
-        with path.open(encoding="ascii") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ConfigError([f"{path}: can be read by other users (mode {mode:04o}): chmod 600 {path}"])
-            return file.read(1 << 20)
+        return read_private(path)
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
 
 
-def _write_beside(path: Path, text: str) -> Path:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(name)
-
-
 def _create(path: Path, text: str) -> None:
     """Writes the file whole, or leaves the one that another process was quicker to create."""
-    name = _write_beside(path, text)
+    name = write_beside(path, text.encode(), 0o600)
     try:
         path.hardlink_to(name)
     except FileExistsError:
         pass
     finally:
         name.unlink()
-
-
-def _replace(path: Path, text: str) -> None:
-    _write_beside(path, text).replace(path)

@@ -12,16 +12,19 @@ import grpc.aio
 
 from fairlane.clock import Clock
 from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
-from fairlane.gateway.admission import Admission, Ticket
-from fairlane.gateway.auth import Identity
+from fairlane.gateway.admission import Admission, Limits, Ticket
+from fairlane.gateway.auth import Identity, owner
 from fairlane.gateway.config import GatewayConfig
 from fairlane.gateway.generation import Generation, StreamFacts, Write
-from fairlane.gateway.interceptors import current_identity
+from fairlane.gateway.interceptors import current_identity, name_request
+from fairlane.gateway.metrics import GatewayMetrics, RequestObservation
 from fairlane.gateway.output_text import OutputText
-from fairlane.gateway.policy.model import Policy, TierPolicy
+from fairlane.gateway.overrides import Overrides
+from fairlane.gateway.policy.model import Effective, Policy
 from fairlane.gateway.streams import DeltaInbox, slow_consumer
 from fairlane.gateway.tokenizer_pool import TokenizerPool
-from fairlane.gateway.validation import Ask, check_model, validate, validate_prompt
+from fairlane.gateway.validation import Ask, check_model, may_use, validate, validate_prompt
+from fairlane.gateway.verdicts import refuse_paused, refuse_suspended
 from fairlane.gateway.worker_client import WorkerClient, no_ready_worker
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
@@ -33,22 +36,25 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Handlers run behind EdgeInterceptor, which authenticates and turns FairlaneError into a status."""
+    """Handlers run behind EdgeInterceptor, which authenticates and turns FairlaneError into a status. Each call is judged by the
+    policy that its caller was authenticated by, from beginning to end."""
 
     def __init__(
         self,
         config: GatewayConfig,
-        policy: Policy,
+        overrides: Overrides,
         admission: Admission,
         worker: WorkerClient,
         tokenizers: TokenizerPool,
+        metrics: GatewayMetrics,
         clock: Clock,
     ) -> None:
-        self.policy = policy  # replaced whole; one request sees one policy
         self._config = config
+        self._overrides = overrides
         self._admission = admission
         self._worker = worker
         self._tokenizers = tokenizers
+        self._metrics = metrics
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
@@ -60,21 +66,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return await writer.response()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        ticket = self._admission.find(current_identity(), request.request_id)
+        ticket = self._admission.find(current_identity().node, request.request_id)
         ticket.cancel(FairlaneError("CANCELLED", "cancelled by its tenant"))
         return pb.CancelResponse()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
-        facts = self._facts()
-        check_model(request.model, facts, self.policy.aliases)
+        facts, identity = self._facts(), current_identity()
+        refuse_suspended(self._overrides, identity.node)
+        check_model(request.model, facts, judging_policy(identity), identity.node)
         prompt = validate_prompt(request, self._config.max_prompt)
-        return pb.CountTokensResponse(tokens=len(await self._tokenizers.encode(current_identity().node, prompt)))
+        return pb.CountTokensResponse(tokens=len(await self._tokenizers.encode(identity.node, prompt)))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        facts = self._worker.facts
-        if facts is None:
+        facts, policy = self._worker.facts, judging_policy(current_identity())
+        if facts is None or not may_use(facts.model, policy, current_identity().node):
             return pb.ListModelsResponse()
-        aliases = sorted(alias for alias, model in self.policy.aliases.items() if model == facts.model)
+        aliases = sorted(alias for alias, model in policy.aliases.items() if model == facts.model)
         model = pb.Model(
             name=facts.model,
             aliases=aliases,
@@ -91,22 +98,37 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return facts
 
     async def _run(self, request: pb.GenerateRequest, context: Context, writer: _Writer) -> None:
+        with self._metrics.observe(current_identity().node) as observation:
+            await self._serve(request, context, writer, observation)
+
+    async def _serve(
+        self, request: pb.GenerateRequest, context: Context, writer: _Writer, observation: RequestObservation
+    ) -> None:
         """Everything from the decoded request to `finished`; raises FairlaneError for every other end but cancellation."""
         arrival_s = self._clock.now()
-        identity, policy, facts = current_identity(), self.policy, self._facts()
-        check_model(request.model, facts, policy.aliases)
-        ask = validate(request, identity, policy.tiers, self._config.max_prompt, facts)
-        tier = policy.tiers[ask.tier]
-        allowed_s = allowed_seconds(context.time_remaining(), tier, self._config.default_max_duration)
+        identity = current_identity()
+        refuse_suspended(self._overrides, identity.node)
+        policy, facts = judging_policy(identity), self._facts()
+        check_model(request.model, facts, policy, identity.node)
+        ask = validate(request, identity, policy, self._config.max_prompt, facts)
+        observation.asked(ask.tier)
+        refuse_paused(self._overrides, ask.tier)
+        bounds = policy.effective(identity.node, ask.tier)
+        allowed_s = allowed_seconds(context.time_remaining(), bounds.max_duration_s, self._config.default_max_duration)
         if not self._worker.ready:
             raise no_ready_worker()
-        ticket = self._admission.admit(identity, ask.request_id or secrets.token_hex(16), ask.tier)
+        request_id = ask.request_id or secrets.token_hex(16)
+        ticket = self._admission.admit(identity, request_id, ask.tier, limits(policy, bounds))
         try:
             writer.request_id = ticket.request_id
+            name_request(ticket.request_id)
             async with asyncio.timeout(allowed_s) as deadline:
-                add = await self._prepare(ask, identity, tier, facts)
-                add.timeout_s = max(0.0, allowed_s - (self._clock.now() - arrival_s))
-                await self._stream(ask, add, facts, ticket, arrival_s, writer)
+                add = await self._prepare(ask, identity, bounds, facts)
+                spent_s = self._clock.now() - arrival_s
+                add.timeout_s = max(0.0, allowed_s - spent_s)
+                if bounds.max_wait_s is not None:
+                    add.max_wait_s = max(0.0, bounds.max_wait_s - spent_s)
+                await self._stream(ask, add, facts, ticket, arrival_s, writer, observation)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -114,7 +136,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             ticket.release()
 
-    async def _prepare(self, ask: Ask, identity: Identity, tier: TierPolicy, facts: WorkerFacts) -> worker_pb2.Add:
+    async def _prepare(self, ask: Ask, identity: Identity, bounds: Effective, facts: WorkerFacts) -> worker_pb2.Add:
         """The request in the worker's terms; raises for one that can never be served here."""
         if ask.stop and self._tokenizers.tokenizer is None:
             raise FairlaneError("NO_TOKENIZER", "stop strings need a tokenizer, which this deployment has not")
@@ -124,11 +146,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ids = await self._tokenizers.encode(identity.node, ask.prompt or "")
         if not ids:
             raise InvalidRequest([FieldViolation("input", "has no tokens")])
-        max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, tier.max_output_tokens, facts)
-        return make_add(ask, identity, ids, max_tokens, facts, self._worker.policy_generation)
+        max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, bounds.max_output_tokens, facts)
+        return make_add(ask, identity, ids, max_tokens, facts, bounds.cache_domain)
 
     async def _stream(
-        self, ask: Ask, add: worker_pb2.Add, facts: WorkerFacts, ticket: Ticket, arrival_s: float, writer: _Writer
+        self,
+        ask: Ask,
+        add: worker_pb2.Add,
+        facts: WorkerFacts,
+        ticket: Ticket,
+        arrival_s: float,
+        writer: _Writer,
+        observation: RequestObservation,
     ) -> None:
         """Has the worker run it and writes its events; the worker forgets it whatever happens."""
         config = self._config
@@ -138,6 +167,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_deltas=config.stream_buffer,
             slow_consumer_s=config.slow_consumer,
             clock=self._clock,
+            on_started=ticket.start,
         )
         stream = StreamFacts(
             request_id=ticket.request_id,
@@ -152,17 +182,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         text = OutputText(self._tokenizers.tokenizer, ask.stop, frozenset(add.stop_token_ids))
         ticket.on_cancel(inbox.fail)
         try:
-            self._worker.submit(add, inbox)
-            await Generation(stream, inbox, text, writer.write, self._clock).run()
+            self._worker.submit(add, observation.watch(inbox, len(add.prompt_token_ids)))
+            generation = Generation(stream, inbox, text, writer.write, self._clock)
+            await generation.run()
+            observation.finished(generation.finish_reason)
         finally:
             # Reached by an answer, an error, and every face of cancellation: while waiting, while writing, on close.
             self._worker.release(add.request_id, abort=not inbox.ended)
 
 
 def make_add(
-    ask: Ask, identity: Identity, ids: Sequence[int], max_tokens: int, facts: WorkerFacts, generation: int
+    ask: Ask, identity: Identity, ids: Sequence[int], max_tokens: int, facts: WorkerFacts, domain: str
 ) -> worker_pb2.Add:
-    """What the worker is told; the timeout is set when it is sent."""
+    """What the worker is told; the times it has are set when it is sent. domain: the policy's cache domain."""
     sampling = ask.sampling
     stop_token_ids = ask.stop_token_ids if ask.ignore_eos else ask.stop_token_ids | facts.eos_token_ids
     return worker_pb2.Add(
@@ -185,17 +217,29 @@ def make_add(
             logit_bias=sampling.logit_bias,
             seed=secrets.randbits(64) if ask.sampling_seed is None else ask.sampling_seed,
         ),
-        cache_domain=cache_domain(identity.cache_domain, ask.cache_partition),
+        cache_domain=cache_domain(domain, ask.cache_partition),
         cache_mode=ask.cache_mode.value,
-        policy_generation=generation,
+        policy_generation=identity.generation,
     )
 
 
-def allowed_seconds(client_s: float | None, tier: TierPolicy, default_s: float) -> float:
-    """Seconds a request may take, queue included: the client's deadline, else the tier's cap or our own. Raises
+def judging_policy(identity: Identity) -> Policy:
+    """The policy that a tenant's whole call is judged by."""
+    assert identity.policy is not None, "operators do not call this service"
+    return identity.policy
+
+
+def limits(policy: Policy, bounds: Effective) -> Limits:
+    """What admission counts for a request with these bounds."""
+    members = policy.nodes[owner(bounds.path)].members
+    return Limits(bounds.caps, policy.tiers[bounds.tier].max_queue, None if members is None else members.max_members)
+
+
+def allowed_seconds(client_s: float | None, policy_s: float | None, default_s: float) -> float:
+    """Seconds a request may take, queue included: the client's deadline, else the policy's max_duration, else our own. Raises
     DEADLINE_EXCEEDED for a deadline that has passed."""
     if client_s is None:
-        return default_s if tier.max_duration_s is None else tier.max_duration_s
+        return default_s if policy_s is None else policy_s
     if client_s <= 0:
         raise deadline_exceeded()
     return client_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from fairlane.clock import Clock
 from fairlane.errors import FairlaneError
@@ -17,7 +18,18 @@ class DeltaInbox:
     Its size is bounded by the request's max_tokens; holding more than `max_deltas` for `slow_consumer_s` ends it earlier.
     """
 
-    def __init__(self, *, max_tokens: int, vocab_size: int, max_deltas: int, slow_consumer_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        max_deltas: int,
+        slow_consumer_s: float,
+        clock: Clock,
+        on_started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_started: told when the request's first step runs, however slowly its client reads."""
+        self._on_started = on_started
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._max_deltas = max_deltas
@@ -25,6 +37,7 @@ class DeltaInbox:
         self._clock = clock
         self._deltas: deque[pb.Delta] = deque()
         self._num_tokens = 0
+        self._started = False
         self._overfull_since_s: float | None = None
         self._error: FairlaneError | None = None
         self._something = asyncio.Event()
@@ -38,8 +51,11 @@ class DeltaInbox:
         violation = self._violation(delta)
         if violation is not None:
             return violation
+        self._started = self._started or delta.HasField("started")
         self._num_tokens += len(delta.token_ids)
         self.ended = delta.HasField("ended")
+        if delta.HasField("started"):
+            self._on_started()
         self._deltas.append(delta)
         self._something.set()
         if not _only_tokens(delta):
@@ -83,6 +99,10 @@ class DeltaInbox:
             if self._deltas:
                 self._deltas.pop()  # the end that was none; what came before it is still handed out
             return "a delta after the end of the request"
+        if delta.HasField("started") and self._started:
+            return "a second start"
+        if delta.token_ids and not (self._started or delta.HasField("started")):
+            return "tokens before the start"
         if self._num_tokens + len(delta.token_ids) > self._max_tokens:
             return f"more than max_tokens={self._max_tokens} tokens"
         if delta.token_ids and max(delta.token_ids) >= self._vocab_size:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
-from fairlane.gateway.auth import Identity
-from fairlane.gateway.policy.model import TierPolicy
+from fairlane.gateway.auth import Identity, owner
+from fairlane.gateway.policy.model import Policy
 from fairlane.gateway.tokenizer import ChatMessage
 from fairlane.gateway.worker_facts import WorkerFacts, context_length_exceeded
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
@@ -89,19 +89,29 @@ class _Violations:
             )
 
 
-def check_model(name: str, facts: WorkerFacts, aliases: Mapping[str, str]) -> None:
-    """MODEL_NOT_FOUND unless `name` is empty, the served model or one of its aliases; one text for every other name."""
-    if name and name != facts.model and aliases.get(name) != facts.model:
+def check_model(name: str, facts: WorkerFacts, policy: Policy, node: str) -> None:
+    """MODEL_NOT_FOUND unless `name` is empty, the served model or one of its aliases, and the node may use that model; one text
+    for every other case."""
+    known = not name or name == facts.model or policy.aliases.get(name) == facts.model
+    if not known or not may_use(facts.model, policy, node):
         raise FairlaneError("MODEL_NOT_FOUND", "there is no such model, or this tenant may not use it")
 
 
-def validate(
-    request: pb.GenerateRequest, identity: Identity, tiers: Mapping[str, TierPolicy], max_prompt: int, facts: WorkerFacts
-) -> Ask:
+def may_use(model: str, policy: Policy, node: str) -> bool:
+    """Whether the policy lets the node use the model of that name."""
+    allowed = policy.nodes[owner(node)].models
+    return allowed is None or model in allowed
+
+
+def validate(request: pb.GenerateRequest, identity: Identity, policy: Policy, max_prompt: int, facts: WorkerFacts) -> Ask:
     """The request as an `Ask`. Raises InvalidRequest with all violations, TIER_NOT_ALLOWED, or CONTEXT_LENGTH_EXCEEDED for
     more token ids than the model takes at all."""
+    if not identity.tiers:
+        text = f"{identity.node} sends no requests of its own: name one of its tenants in fairlane-tenant"
+        raise FairlaneError("TIER_NOT_ALLOWED", text)
     bad = _Violations()
-    tier = _tier(bad, request.tier, identity, tiers)
+    tier = _tier(bad, request.tier, identity, policy)
+    limit = policy.effective(identity.node, tier).max_output_tokens if tier in policy.tiers else None
     prompt, token_ids = _input(bad, request, max_prompt, facts)
     ask = Ask(
         tier=tier,
@@ -109,7 +119,7 @@ def validate(
         token_ids=token_ids,
         sampling=_sampling(bad, request.sampling, facts.vocab_size),
         sampling_seed=request.sampling.seed if request.sampling.HasField("seed") else None,
-        max_tokens=_max_tokens(bad, request.stopping, tiers.get(tier), facts),
+        max_tokens=_max_tokens(bad, request.stopping, limit, facts),
         stop=_stop(bad, request.stopping.stop),
         stop_token_ids=_stop_token_ids(bad, request.stopping.stop_token_ids, facts.vocab_size),
         ignore_eos=request.stopping.ignore_eos,
@@ -140,10 +150,10 @@ def validate_prompt(request: pb.CountTokensRequest, max_prompt: int) -> Prompt:
     return prompt
 
 
-def _tier(bad: _Violations, name: str, identity: Identity, tiers: Mapping[str, TierPolicy]) -> str:
+def _tier(bad: _Violations, name: str, identity: Identity, policy: Policy) -> str:
     if not name:
         return identity.tiers[0]
-    if name not in tiers:
+    if name not in policy.tiers:
         bad.add("tier", "there is no such tier", "TIER_UNKNOWN")
     return name
 
@@ -248,11 +258,10 @@ def _logit_bias(bad: _Violations, given: pb.SamplingParams, vocab_size: int) -> 
     return bias
 
 
-def _max_tokens(bad: _Violations, given: pb.StoppingParams, tier: TierPolicy | None, facts: WorkerFacts) -> int | None:
+def _max_tokens(bad: _Violations, given: pb.StoppingParams, limit: int | None, facts: WorkerFacts) -> int | None:
     if not given.HasField("max_tokens"):
         return None
-    allowed = None if tier is None else tier.max_output_tokens
-    high = min(MAX_MAX_TOKENS, facts.max_model_len, allowed or MAX_MAX_TOKENS)
+    high = min(MAX_MAX_TOKENS, facts.max_model_len, limit or MAX_MAX_TOKENS)
     if not 1 <= given.max_tokens <= high:
         bad.add("stopping.max_tokens", f"must be in [1, {high}]")
     return given.max_tokens

@@ -48,7 +48,12 @@ class WorkerGone(Exception):
 
 
 class PolicyRefused(Exception):
-    """The worker did not apply a policy snapshot; the old one is still in force."""
+    """The worker did not apply a policy snapshot; the old one is still in force. `answered` False: it may have applied it, or
+    may do so yet, because no answer came."""
+
+    def __init__(self, why: str, *, answered: bool) -> None:
+        super().__init__(why)
+        self.answered = answered
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class WorkerCounters:
 
     sessions: int = 0
     lost: int = 0
+    restarts: int = 0  # sessions with a newer epoch than any before
     stale_deltas: int = 0
     violations: int = 0
 
@@ -81,7 +87,7 @@ class WorkerClient:
         self._clock = clock
         self._on_ready = on_ready
         self._snapshot: PolicySnapshot | None = None
-        self._applying: asyncio.Future[str] | None = None
+        self._applying: asyncio.Future[str | None] | None = None  # the refusal, "" if applied, None if lost
         self._applied_generation = 0
         self._sinks: dict[int, Sink] = {}
         self._outbox: asyncio.Queue[pb.ToWorker] = asyncio.Queue()
@@ -93,6 +99,7 @@ class WorkerClient:
         self._pong = pb.Pong()
         self._ponged = asyncio.Condition()
         self._nonce = 0
+        self._hung: tuple[int, str] | None = None
         self.counters = WorkerCounters()
 
     @property
@@ -101,13 +108,24 @@ class WorkerClient:
         return self._ready.is_set()
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a session: a process answers, though perhaps without the policy yet."""
+        return self._connected
+
+    @property
+    def hung(self) -> tuple[int, str] | None:
+        """Epoch and symptom of the latest process that was given up as hung: connected, but without progress. Its death would
+        have ended the session, so whoever can should replace it. None if there has been none."""
+        return self._hung
+
+    @property
     def facts(self) -> WorkerFacts | None:
         """Of the latest Welcome, kept over a loss; None before the first."""
         return self._facts
 
     @property
     def pong(self) -> pb.Pong:
-        """The latest heartbeat; empty before the first."""
+        """The latest heartbeat of this session; empty before its first, and while there is no session."""
         return self._pong
 
     async def fresh_pong(self, timeout_s: float = 1.0) -> pb.Pong:
@@ -169,12 +187,20 @@ class WorkerClient:
             async with asyncio.timeout(self._timeout_s):
                 refusal = await self._applying
         except TimeoutError:
-            refusal = f"no answer within {self._timeout_s:g} s"
+            refusal = None
         finally:
             self._applying = None
-        if refusal:
+        if refusal != "":
             self._snapshot = before
-            raise PolicyRefused(refusal)
+            why = f"no answer within {self._timeout_s:g} s" if refusal is None else refusal
+            raise PolicyRefused(why, answered=refusal is not None)
+
+    def restate(self, snapshot: PolicySnapshot) -> None:
+        """Makes sure that this snapshot is what the worker ends up with, whatever it made of the last one: sends it without
+        waiting, and begins later sessions with it."""
+        self._snapshot = snapshot
+        if self._connected:
+            self._outbox.put_nowait(pb.ToWorker(policy=snapshot_message(snapshot)))
 
     async def _run(self) -> None:
         low, high = _BACKOFF_S
@@ -221,6 +247,8 @@ class WorkerClient:
         seen = self._facts
         if seen is not None and facts.epoch < seen.epoch:
             raise WorkerGone(f"stale epoch {facts.epoch}, {seen.epoch} has been seen")
+        if seen is not None and facts.epoch > seen.epoch:
+            self.counters.restarts += 1
         self._facts = facts
         self._liveness = Liveness(self._clock.now(), self._timeout_s, self._ping_interval_s)
         self._connected = True
@@ -270,6 +298,8 @@ class WorkerClient:
             await asyncio.sleep(self._ping_interval_s)
             verdict = self._liveness.verdict(self._clock.now())
             if verdict is not None:
+                if self._facts is not None:
+                    self._hung = (self._facts.epoch, verdict)
                 raise WorkerGone(verdict)
 
     def _deliver(self, deltas: pb.StepDeltas) -> None:
@@ -311,7 +341,8 @@ class WorkerClient:
         for sink in sinks.values():
             sink.fail(worker_lost())
         if self._applying is not None and not self._applying.done():
-            self._applying.set_result("the worker was lost")
+            self._applying.set_result(None)
+        self._pong = pb.Pong()  # what a lost worker last said is not so any more
         if self._connected:
             self._connected = False
             self.counters.lost += 1
@@ -330,7 +361,13 @@ def worker_lost() -> FairlaneError:
 
 def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
     """The snapshot as the worker gets it."""
-    message = pb.PolicySnapshot(generation=snapshot.generation, sha256=snapshot.sha256, tiers_policy=snapshot.tiers_policy.value)
+    message = pb.PolicySnapshot(
+        generation=snapshot.generation,
+        sha256=snapshot.sha256,
+        tiers_policy=snapshot.tiers_policy.value,
+        within_tier=snapshot.within_tier.value,
+        preempt_gap_ms=snapshot.preempt_gap_ms,
+    )
     for tier in snapshot.tiers:
         message.tiers.add(
             name=tier.name,
@@ -340,11 +377,21 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
             patience_s=tier.patience_s,
             shaping=tier.shaping.value,
         )
+    for node in snapshot.nodes:
+        message.nodes.add(
+            path=node.path,
+            weight=node.weight,
+            min_share=node.min_share,
+            max_running=node.max_running,
+            member_weight=node.member_weight,
+            member_max_running=node.member_max_running,
+        )
     return message
 
 
 def _channel_options(timeout_s: float) -> list[tuple[str, int]]:
-    timeout_ms = int(timeout_s * 1000)
+    # Later than our own verdict, which knows what is wrong: the transport is only to notice what we do not.
+    timeout_ms = int(timeout_s * 2000)
     return [
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", timeout_ms),
@@ -354,5 +401,6 @@ def _channel_options(timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", 64 << 20),
         ("grpc.max_send_message_length", 64 << 20),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -8,12 +8,13 @@ import hashlib
 import stat
 from pathlib import Path
 
-from fairlane.config.source import read_file
+from fairlane.config.source import MAX_BYTES, UnreadableFile, read_file
 from fairlane.config.strict import Located, load_located
 from fairlane.errors import ConfigError
-from fairlane.gateway.policy import checks
-from fairlane.gateway.policy.model import Node, Policy, Principal, TierPolicy
-from fairlane.gateway.policy.schema import PolicyFile, TenantPart, TierPart
+from fairlane.gateway.policy import checks, enforcement, references, shares
+from fairlane.gateway.policy.effective import RequestLimits
+from fairlane.gateway.policy.model import MemberTemplate, Node, Policy, Principal, TierPolicy
+from fairlane.gateway.policy.schema import KeyPart, MembersPart, NodePart, OrganisationPart, PolicyFile, TenantPart, TierPart
 from fairlane.scheduler.tenancy import Tier
 
 
@@ -21,7 +22,11 @@ def load_policy_file(path: str | Path, today: datetime.date | None = None) -> Po
     """The policy in a file. Raises ConfigError with every finding; UnreadableFile if there is nothing to check."""
     text = read_file(path)
     extra: tuple[str, ...] = ()
-    if stat.S_IMODE(Path(path).stat().st_mode) & stat.S_IWOTH:
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:  # replaced or removed since it was read
+        raise UnreadableFile([f"{path}: cannot be read: {error.strerror}"]) from None
+    if stat.S_IMODE(mode) & stat.S_IWOTH:
         extra = (f"{path}: is writable by every user of this machine: chmod o-w",)
     return _load(text, str(path), today, extra)
 
@@ -35,16 +40,18 @@ def load_policy_text(text: bytes, name: str, today: datetime.date | None = None)
 
 
 def _load(text: bytes, name: str, today: datetime.date | None, extra: tuple[str, ...]) -> Policy:
-    findings = checks.secrets(text.decode("utf-8-sig", "replace"), name)
+    # A longer text is refused for its length; searching it would only cost time.
+    findings = checks.secrets(text.decode("utf-8-sig", "replace"), name) if len(text) <= MAX_BYTES else []
     try:
         located = load_located(text, name, PolicyFile)
-        findings += checks.errors(located)
+        findings += checks.in_file_order(located, [*references.errors(located), *shares.errors(located)])
     except ConfigError as error:
         findings += error.findings
     if findings:
-        raise ConfigError(findings)
+        raise ConfigError(checks.without_secrets(findings))
     today = today or datetime.datetime.now(datetime.UTC).date()
-    return _build(text, located, (*extra, *checks.warnings(located, today)))
+    warnings = [*references.warnings(located, today), *shares.warnings(located), *enforcement.without_effect(located)]
+    return _build(text, located, (*extra, *checks.in_file_order(located, warnings)))
 
 
 def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...]) -> Policy:
@@ -52,10 +59,13 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
     nodes: dict[str, Node] = {}
     principals: dict[str, Principal] = {}
     for organisation, part in file.organisations.items():
+        nodes[organisation] = _organisation(organisation, part)
+        principals |= _principals(organisation, part)
         for tenant, entry in part.tenants.items():
             path = f"{organisation}/{tenant}"
-            nodes[path] = Node(path, entry.tiers, _domain(path, entry), entry.max_in_flight)
-            principals |= {key.hash: Principal(key.id, path, key.not_after) for key in entry.keys}
+            nodes[path] = _tenant(path, entry, part)
+            principals |= _principals(path, entry)
+    defaults = file.defaults
     return Policy(
         sha256=hashlib.sha256(text).hexdigest(),
         text=text.decode("utf-8-sig"),
@@ -66,13 +76,67 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         principals=principals,
         aliases={alias: model for model, entry in file.models.items() for alias in entry.aliases},
         warnings=warnings,
+        within_tier=file.scheduler.within_tier,
+        preempt_gap_ms=file.scheduler.preempt_gap_ms,
+        defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
+        not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
+        source=located,
     )
 
 
 def _tier(name: str, part: TierPart) -> TierPolicy:
-    tier = Tier(name, part.priority, part.weight, part.min, part.patience, part.shaping)
-    return TierPolicy(tier, part.max_output_tokens, part.max_duration)
+    tier = Tier(name, part.priority, part.weight, part.min, part.patience, enforcement.preset(part.shaping))
+    return TierPolicy(tier, part.max_output_tokens, part.max_duration, part.max_wait, part.max_queue)
 
 
-def _domain(path: str, tenant: TenantPart) -> str:
-    return f"tenant:{path}" if tenant.cache_domain == "tenant" else tenant.cache_domain
+def _organisation(path: str, part: OrganisationPart) -> Node:
+    # It has no members, and `member` is then what it says for its tenants.
+    domain = "tenant" if part.cache_domain in (None, "member") else part.cache_domain
+    return _node(path, part, part.tiers or (), domain or "tenant", part.models, None)
+
+
+def _tenant(path: str, part: TenantPart, above: OrganisationPart) -> Node:
+    domain = part.cache_domain or above.cache_domain or "tenant"
+    models = above.models if part.models is None else part.models
+    return _node(path, part, part.tiers or above.tiers or (), domain, models, part.members)
+
+
+def _node(
+    path: str, part: NodePart, tiers: tuple[str, ...], domain: str, models: tuple[str, ...] | None, members: MembersPart | None
+) -> Node:
+    return Node(
+        path=path,
+        tiers=tiers,
+        cache_domain=f"tenant:{path}" if domain == "tenant" else domain,
+        max_in_flight=part.max_in_flight,
+        weight=part.weight,
+        min_share=part.min,
+        max_running=part.max_running,
+        max_queue=part.max_queue,
+        max_wait_s=part.max_wait,
+        max_output_tokens=part.max_output_tokens,
+        max_duration_s=part.max_duration,
+        models=models,
+        members=None if members is None else _template(members),
+    )
+
+
+def _template(part: MembersPart) -> MemberTemplate:
+    return MemberTemplate(
+        max_members=part.max_members,
+        weight=part.weight,
+        max_in_flight=part.max_in_flight,
+        max_running=part.max_running,
+        max_queue=part.max_queue,
+        max_wait_s=part.max_wait,
+        max_output_tokens=part.max_output_tokens,
+        max_duration_s=part.max_duration,
+    )
+
+
+def _principals(path: str, part: NodePart) -> dict[str, Principal]:
+    return {key.hash: _principal(path, key) for key in part.keys}
+
+
+def _principal(path: str, key: KeyPart) -> Principal:
+    return Principal(key.id, path, key.not_after, may_act_for_children=key.may_act_for is not None)

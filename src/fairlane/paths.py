@@ -38,19 +38,35 @@ def state_dir() -> Path:
 
 
 def runtime_dir() -> Path:
-    """Sockets of running processes; without XDG_RUNTIME_DIR a folder of this user in the temporary directory."""
-    return _base("XDG_RUNTIME_DIR", Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}")
+    """Sockets of running processes; without XDG_RUNTIME_DIR one folder of this user in the temporary directory.
+
+    One, because `private_dir` can vouch for that: in a folder below one that somebody else made, he can replace everything.
+    """
+    if Path(os.environ.get("XDG_RUNTIME_DIR", "")).is_absolute():
+        return _base("XDG_RUNTIME_DIR", Path())
+    return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}"
 
 
 def private_dir(path: Path) -> Path:
-    """Creates `path` (and its parents) with mode 0700 and returns it.
+    """Returns `path`, which only this user may open: created with mode 0700, as are its parents if they are missing.
 
-    Raises PermissionError if it exists and belongs to another user, or is open to others and cannot be closed to them.
+    Never changes what exists. Raises PermissionError if that is open to others or belongs to somebody else, and
+    NotADirectoryError for anything but a real folder: where others may write, a link is theirs to lay.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = path.stat()
+    for missing in reversed([folder for folder in path.parents if not folder.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode):
+        raise NotADirectoryError(f"{path} is a link: give the folder itself")
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
     if info.st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to user id {info.st_uid}, not to you; choose another folder")
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        path.chmod(0o700)
+        raise PermissionError(f"{path} belongs to user id {info.st_uid}, not to you: choose another folder")
+    mode = stat.S_IMODE(info.st_mode)
+    if mode & 0o077:
+        raise PermissionError(f"{path} is open to other users (mode {mode:04o}): choose another folder, or chmod 700 {path}")
     return path

@@ -34,6 +34,8 @@ MAX_SOCKET_PATH = 107
 _LAST_LINES = 20
 _MAX_LINE = 8192
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|PEPPER", re.IGNORECASE)
+# A URL with a password or a token in it, as variables for proxies, package indexes and databases have it.
+_URL_WITH_SECRET = re.compile(r"\w://[^/?#\s]*@")
 
 Command = Callable[[str, int], Sequence[str]]
 
@@ -53,8 +55,8 @@ def worker_command(config_json: str) -> Command:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Our environment without anything that is named like a secret: a model's code has no business with those."""
-    kept = {name: value for name, value in environment.items() if not _SECRET.search(name)}
+    """Our environment without what is named like a secret or has one in a URL: a model's code has no business with those."""
+    kept = {name: value for name, value in environment.items() if not _SECRET.search(name) and not _URL_WITH_SECRET.search(value)}
     return kept | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 

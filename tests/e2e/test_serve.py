@@ -184,8 +184,8 @@ def test_sigterm_lets_running_streams_finish_and_exits_with_zero(tmp_path: Path)
         assert server.process.wait(30) == 0
 
 
-def test_nothing_but_the_two_documented_ports_is_open(server: Served) -> None:
-    """Listening TCP sockets of the server and its worker, from /proc: the inference port and the admin port, on loopback."""
+def test_nothing_but_the_three_documented_ports_is_open(server: Served) -> None:
+    """Listening TCP sockets of the server and its worker, from /proc: inference, admin and metrics, on loopback."""
     pids = {server.process.pid, server.status().worker.pid}
     inodes = {
         os.readlink(f"/proc/{pid}/fd/{fd}")[8:-1]
@@ -201,5 +201,5 @@ def test_nothing_but_the_two_documented_ports_is_open(server: Served) -> None:
                 address, port = fields[1].rsplit(":", 1)
                 listening.add((address, int(port, 16)))
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, plain and mapped into IPv6
-    assert {port for _, port in listening} == {server.port, server.port + 1}
+    assert {port for _, port in listening} == {server.port, server.port + 1, server.port + 2}
     assert {address for address, _ in listening} <= loopback

@@ -25,16 +25,15 @@ START_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, and the one after it too (the admin port)."""
+    """A port that was free a moment ago, and the two after it too (the admin API's and the metrics')."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
-            if port >= 65535:
-                continue
             try:
                 second.bind(("127.0.0.1", port + 1))
-            except OSError:
+                third.bind(("127.0.0.1", port + 2))
+            except (OSError, OverflowError):
                 continue
             return port
 

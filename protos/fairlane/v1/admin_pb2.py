@@ -22,37 +22,87 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x61irlane/v1/admin.proto\x12\x0b\x66\x61irlane.v1\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x0cWorkerStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x07 \x01(\r\x12\x15\n\rblocks_cached\x18\x08 \x01(\r\x12\x1f\n\x17\x62lock_utilization_ratio\x18\t \x01(\x01\x12\x1a\n\x12\x66ragmentation_rate\x18\n \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11policy_generation\x18\x0c \x01(\x04\x12\x0b\n\x03pid\x18\r \x01(\r\"-\n\nNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\"\xc2\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12&\n\x05nodes\x18\x04 \x03(\x0b\x32\x17.fairlane.v1.NodeStatus\x12&\n\x05tiers\x18\x05 \x03(\x0b\x32\x17.fairlane.v1.NodeStatus\x12)\n\x06worker\x18\x06 \x01(\x0b\x32\x19.fairlane.v1.WorkerStatus\"\x12\n\x10GetPolicyRequest\"S\n\x11GetPolicyResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04path\x18\x04 \x01(\t\"0\n\x12\x43heckPolicyRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\rPolicyFinding\x12\x10\n\x08location\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\x08\"O\n\x13\x43heckPolicyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12,\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1a.fairlane.v1.PolicyFinding\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse2\xb1\x02\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.fairlane.v1.GetStatusRequest\x1a\x1e.fairlane.v1.GetStatusResponse\x12J\n\tGetPolicy\x12\x1d.fairlane.v1.GetPolicyRequest\x1a\x1e.fairlane.v1.GetPolicyResponse\x12P\n\x0b\x43heckPolicy\x12\x1f.fairlane.v1.CheckPolicyRequest\x1a .fairlane.v1.CheckPolicyResponse\x12>\n\x05\x44rain\x12\x19.fairlane.v1.DrainRequest\x1a\x1a.fairlane.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x61irlane/v1/admin.proto\x12\x0b\x66\x61irlane.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x0cWorkerStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x07 \x01(\r\x12\x15\n\rblocks_cached\x18\x08 \x01(\r\x12\x1f\n\x17\x62lock_utilization_ratio\x18\t \x01(\x01\x12\x1a\n\x12\x66ragmentation_rate\x18\n \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11policy_generation\x18\x0c \x01(\x04\x12\x0b\n\x03pid\x18\r \x01(\r\">\n\nNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\"\xb9\x01\n\x0cPolicyStatus\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12.\n\napplied_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65rror\x18\x05 \x03(\t\x12\x15\n\rload_failures\x18\x06 \x01(\x04\x12\x0f\n\x07reloads\x18\x07 \x01(\x04\x12\x10\n\x08warnings\x18\x08 \x03(\t\"\x97\x02\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12&\n\x05nodes\x18\x04 \x03(\x0b\x32\x17.fairlane.v1.NodeStatus\x12&\n\x05tiers\x18\x05 \x03(\x0b\x32\x17.fairlane.v1.NodeStatus\x12)\n\x06worker\x18\x06 \x01(\x0b\x32\x19.fairlane.v1.WorkerStatus\x12)\n\x06policy\x18\x07 \x01(\x0b\x32\x19.fairlane.v1.PolicyStatus\x12(\n\toverrides\x18\x08 \x03(\x0b\x32\x15.fairlane.v1.Override\"\x12\n\x10GetPolicyRequest\"S\n\x11GetPolicyResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04path\x18\x04 \x01(\t\"0\n\x12\x43heckPolicyRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\rPolicyFinding\x12\x10\n\x08location\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\x08\"O\n\x13\x43heckPolicyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12,\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1a.fairlane.v1.PolicyFinding\";\n\x12\x41pplyPolicyRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0f\x65xpected_sha256\x18\x02 \x01(\t\"g\n\x13\x41pplyPolicyResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12,\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1a.fairlane.v1.PolicyFinding\"\x1a\n\x18ListPolicyHistoryRequest\"\x8a\x01\n\x12PolicyHistoryEntry\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12.\n\napplied_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\x10\n\x08in_force\x18\x05 \x01(\x08\"M\n\x19ListPolicyHistoryResponse\x12\x30\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1f.fairlane.v1.PolicyHistoryEntry\"D\n\x15RollbackPolicyRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x17\n\x0f\x65xpected_sha256\x18\x02 \x01(\t\"\x83\x02\n\x08Override\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.fairlane.v1.Override.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02\x62y\x18\x05 \x01(\t\"]\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_SUSPEND_NODE\x10\x01\x12\x13\n\x0fKIND_PAUSE_TIER\x10\x02\x12\x13\n\x0fKIND_REVOKE_KEY\x10\x03\"\x16\n\x14ListOverridesRequest\"A\n\x15ListOverridesResponse\x12(\n\toverrides\x18\x01 \x03(\x0b\x32\x15.fairlane.v1.Override\"_\n\x10OverrideResponse\x12\'\n\x08override\x18\x01 \x01(\x0b\x32\x15.fairlane.v1.Override\x12\x0f\n\x07\x61\x62orted\x18\x02 \x01(\r\x12\x11\n\tpersisted\x18\x03 \x01(\x08\"1\n\x0cLiftResponse\x12\x0e\n\x06lifted\x18\x01 \x01(\x08\x12\x11\n\tpersisted\x18\x02 \x01(\x08\"^\n\x12SuspendNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x61\x62ort\x18\x02 \x01(\x08\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x11ResumeNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"M\n\x10PauseTierRequest\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x11ResumeTierRequest\x12\x0c\n\x04tier\x18\x01 \x01(\t\"[\n\x10RevokeKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x61\x62ort\x18\x02 \x01(\x08\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\x11RestoreKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"@\n\x13ListRequestsRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"\x88\x01\n\x0bRequestInfo\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x08\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12\x19\n\x11policy_generation\x18\x07 \x01(\x04\"Q\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.fairlane.v1.RequestInfo\x12\r\n\x05total\x18\x02 \x01(\r\"8\n\x14\x43\x61ncelRequestRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse2\x84\n\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.fairlane.v1.GetStatusRequest\x1a\x1e.fairlane.v1.GetStatusResponse\x12>\n\x05\x44rain\x12\x19.fairlane.v1.DrainRequest\x1a\x1a.fairlane.v1.DrainResponse\x12J\n\tGetPolicy\x12\x1d.fairlane.v1.GetPolicyRequest\x1a\x1e.fairlane.v1.GetPolicyResponse\x12P\n\x0b\x43heckPolicy\x12\x1f.fairlane.v1.CheckPolicyRequest\x1a .fairlane.v1.CheckPolicyResponse\x12P\n\x0b\x41pplyPolicy\x12\x1f.fairlane.v1.ApplyPolicyRequest\x1a .fairlane.v1.ApplyPolicyResponse\x12\x62\n\x11ListPolicyHistory\x12%.fairlane.v1.ListPolicyHistoryRequest\x1a&.fairlane.v1.ListPolicyHistoryResponse\x12V\n\x0eRollbackPolicy\x12\".fairlane.v1.RollbackPolicyRequest\x1a .fairlane.v1.ApplyPolicyResponse\x12V\n\rListOverrides\x12!.fairlane.v1.ListOverridesRequest\x1a\".fairlane.v1.ListOverridesResponse\x12M\n\x0bSuspendNode\x12\x1f.fairlane.v1.SuspendNodeRequest\x1a\x1d.fairlane.v1.OverrideResponse\x12G\n\nResumeNode\x12\x1e.fairlane.v1.ResumeNodeRequest\x1a\x19.fairlane.v1.LiftResponse\x12I\n\tPauseTier\x12\x1d.fairlane.v1.PauseTierRequest\x1a\x1d.fairlane.v1.OverrideResponse\x12G\n\nResumeTier\x12\x1e.fairlane.v1.ResumeTierRequest\x1a\x19.fairlane.v1.LiftResponse\x12I\n\tRevokeKey\x12\x1d.fairlane.v1.RevokeKeyRequest\x1a\x1d.fairlane.v1.OverrideResponse\x12G\n\nRestoreKey\x12\x1e.fairlane.v1.RestoreKeyRequest\x1a\x19.fairlane.v1.LiftResponse\x12S\n\x0cListRequests\x12 .fairlane.v1.ListRequestsRequest\x1a!.fairlane.v1.ListRequestsResponse\x12V\n\rCancelRequest\x12!.fairlane.v1.CancelRequestRequest\x1a\".fairlane.v1.CancelRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fairlane.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATUSREQUEST']._serialized_start=40
-  _globals['_GETSTATUSREQUEST']._serialized_end=58
-  _globals['_WORKERSTATUS']._serialized_start=61
-  _globals['_WORKERSTATUS']._serialized_end=344
-  _globals['_NODESTATUS']._serialized_start=346
-  _globals['_NODESTATUS']._serialized_end=391
-  _globals['_GETSTATUSRESPONSE']._serialized_start=394
-  _globals['_GETSTATUSRESPONSE']._serialized_end=588
-  _globals['_GETPOLICYREQUEST']._serialized_start=590
-  _globals['_GETPOLICYREQUEST']._serialized_end=608
-  _globals['_GETPOLICYRESPONSE']._serialized_start=610
-  _globals['_GETPOLICYRESPONSE']._serialized_end=693
-  _globals['_CHECKPOLICYREQUEST']._serialized_start=695
-  _globals['_CHECKPOLICYREQUEST']._serialized_end=743
-  _globals['_POLICYFINDING']._serialized_start=745
-  _globals['_POLICYFINDING']._serialized_end=810
-  _globals['_CHECKPOLICYRESPONSE']._serialized_start=812
-  _globals['_CHECKPOLICYRESPONSE']._serialized_end=891
-  _globals['_DRAINREQUEST']._serialized_start=893
-  _globals['_DRAINREQUEST']._serialized_end=907
-  _globals['_DRAINRESPONSE']._serialized_start=909
-  _globals['_DRAINRESPONSE']._serialized_end=924
-  _globals['_ADMIN']._serialized_start=927
-  _globals['_ADMIN']._serialized_end=1232
+  _globals['_GETSTATUSREQUEST']._serialized_start=105
+  _globals['_GETSTATUSREQUEST']._serialized_end=123
+  _globals['_WORKERSTATUS']._serialized_start=126
+  _globals['_WORKERSTATUS']._serialized_end=409
+  _globals['_NODESTATUS']._serialized_start=411
+  _globals['_NODESTATUS']._serialized_end=473
+  _globals['_POLICYSTATUS']._serialized_start=476
+  _globals['_POLICYSTATUS']._serialized_end=661
+  _globals['_GETSTATUSRESPONSE']._serialized_start=664
+  _globals['_GETSTATUSRESPONSE']._serialized_end=943
+  _globals['_GETPOLICYREQUEST']._serialized_start=945
+  _globals['_GETPOLICYREQUEST']._serialized_end=963
+  _globals['_GETPOLICYRESPONSE']._serialized_start=965
+  _globals['_GETPOLICYRESPONSE']._serialized_end=1048
+  _globals['_CHECKPOLICYREQUEST']._serialized_start=1050
+  _globals['_CHECKPOLICYREQUEST']._serialized_end=1098
+  _globals['_POLICYFINDING']._serialized_start=1100
+  _globals['_POLICYFINDING']._serialized_end=1165
+  _globals['_CHECKPOLICYRESPONSE']._serialized_start=1167
+  _globals['_CHECKPOLICYRESPONSE']._serialized_end=1246
+  _globals['_APPLYPOLICYREQUEST']._serialized_start=1248
+  _globals['_APPLYPOLICYREQUEST']._serialized_end=1307
+  _globals['_APPLYPOLICYRESPONSE']._serialized_start=1309
+  _globals['_APPLYPOLICYRESPONSE']._serialized_end=1412
+  _globals['_LISTPOLICYHISTORYREQUEST']._serialized_start=1414
+  _globals['_LISTPOLICYHISTORYREQUEST']._serialized_end=1440
+  _globals['_POLICYHISTORYENTRY']._serialized_start=1443
+  _globals['_POLICYHISTORYENTRY']._serialized_end=1581
+  _globals['_LISTPOLICYHISTORYRESPONSE']._serialized_start=1583
+  _globals['_LISTPOLICYHISTORYRESPONSE']._serialized_end=1660
+  _globals['_ROLLBACKPOLICYREQUEST']._serialized_start=1662
+  _globals['_ROLLBACKPOLICYREQUEST']._serialized_end=1730
+  _globals['_OVERRIDE']._serialized_start=1733
+  _globals['_OVERRIDE']._serialized_end=1992
+  _globals['_OVERRIDE_KIND']._serialized_start=1899
+  _globals['_OVERRIDE_KIND']._serialized_end=1992
+  _globals['_LISTOVERRIDESREQUEST']._serialized_start=1994
+  _globals['_LISTOVERRIDESREQUEST']._serialized_end=2016
+  _globals['_LISTOVERRIDESRESPONSE']._serialized_start=2018
+  _globals['_LISTOVERRIDESRESPONSE']._serialized_end=2083
+  _globals['_OVERRIDERESPONSE']._serialized_start=2085
+  _globals['_OVERRIDERESPONSE']._serialized_end=2180
+  _globals['_LIFTRESPONSE']._serialized_start=2182
+  _globals['_LIFTRESPONSE']._serialized_end=2231
+  _globals['_SUSPENDNODEREQUEST']._serialized_start=2233
+  _globals['_SUSPENDNODEREQUEST']._serialized_end=2327
+  _globals['_RESUMENODEREQUEST']._serialized_start=2329
+  _globals['_RESUMENODEREQUEST']._serialized_end=2362
+  _globals['_PAUSETIERREQUEST']._serialized_start=2364
+  _globals['_PAUSETIERREQUEST']._serialized_end=2441
+  _globals['_RESUMETIERREQUEST']._serialized_start=2443
+  _globals['_RESUMETIERREQUEST']._serialized_end=2476
+  _globals['_REVOKEKEYREQUEST']._serialized_start=2478
+  _globals['_REVOKEKEYREQUEST']._serialized_end=2569
+  _globals['_RESTOREKEYREQUEST']._serialized_start=2571
+  _globals['_RESTOREKEYREQUEST']._serialized_end=2603
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=2605
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2669
+  _globals['_REQUESTINFO']._serialized_start=2672
+  _globals['_REQUESTINFO']._serialized_end=2808
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2810
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2891
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=2893
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=2949
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=2951
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=2974
+  _globals['_DRAINREQUEST']._serialized_start=2976
+  _globals['_DRAINREQUEST']._serialized_end=2990
+  _globals['_DRAINRESPONSE']._serialized_start=2992
+  _globals['_DRAINRESPONSE']._serialized_end=3007
+  _globals['_ADMIN']._serialized_start=3010
+  _globals['_ADMIN']._serialized_end=4294
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,11 @@ class AdminStub(object):
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/fairlane.v1.Admin/Drain',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.GetPolicy = channel.unary_unary(
                 '/fairlane.v1.Admin/GetPolicy',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
@@ -49,10 +54,65 @@ class AdminStub(object):
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.FromString,
                 _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/fairlane.v1.Admin/Drain',
-                request_serializer=fairlane_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-                response_deserializer=fairlane_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+        self.ApplyPolicy = channel.unary_unary(
+                '/fairlane.v1.Admin/ApplyPolicy',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListPolicyHistory = channel.unary_unary(
+                '/fairlane.v1.Admin/ListPolicyHistory',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryResponse.FromString,
+                _registered_method=True)
+        self.RollbackPolicy = channel.unary_unary(
+                '/fairlane.v1.Admin/RollbackPolicy',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListOverrides = channel.unary_unary(
+                '/fairlane.v1.Admin/ListOverrides',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ListOverridesRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ListOverridesResponse.FromString,
+                _registered_method=True)
+        self.SuspendNode = channel.unary_unary(
+                '/fairlane.v1.Admin/SuspendNode',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.SuspendNodeRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+                _registered_method=True)
+        self.ResumeNode = channel.unary_unary(
+                '/fairlane.v1.Admin/ResumeNode',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ResumeNodeRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+                _registered_method=True)
+        self.PauseTier = channel.unary_unary(
+                '/fairlane.v1.Admin/PauseTier',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.PauseTierRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+                _registered_method=True)
+        self.ResumeTier = channel.unary_unary(
+                '/fairlane.v1.Admin/ResumeTier',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ResumeTierRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+                _registered_method=True)
+        self.RevokeKey = channel.unary_unary(
+                '/fairlane.v1.Admin/RevokeKey',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.RevokeKeyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+                _registered_method=True)
+        self.RestoreKey = channel.unary_unary(
+                '/fairlane.v1.Admin/RestoreKey',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.RestoreKeyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/fairlane.v1.Admin/ListRequests',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.CancelRequest = channel.unary_unary(
+                '/fairlane.v1.Admin/CancelRequest',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.CancelRequestRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.CancelRequestResponse.FromString,
                 _registered_method=True)
 
 
@@ -61,6 +121,13 @@ class AdminServicer(object):
 
     def GetStatus(self, request, context):
         """What is running, waiting and held, in total and by tier and tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Stops admitting; running requests finish. Health turns NOT_SERVING first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,8 +147,82 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Drain(self, request, context):
-        """Stops admitting; running requests finish. Health turns NOT_SERVING first.
+    def ApplyPolicy(self, request, context):
+        """Puts a policy in force and into the policy file: both or neither. Returns once the worker has applied it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicyHistory(self, request, context):
+        """The last policies that were in force, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackPolicy(self, request, context):
+        """Applies the text of an earlier generation again, as a new generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOverrides(self, request, context):
+        """Overrides beat the policy file, survive a restart and may expire; each is one line in the audit log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SuspendNode(self, request, context):
+        """New requests of a node and of everything below it are refused with SUSPENDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseTier(self, request, context):
+        """New requests of a tier are refused with TIER_PAUSED; admitted ones go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeTier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeKey(self, request, context):
+        """A key is refused as if it had never been, until it is restored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Requests in flight, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequest(self, request, context):
+        """Ends one request of any tenant; its stream ends with CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +236,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
             'GetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicy,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.GetPolicyRequest.FromString,
@@ -105,10 +251,65 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.SerializeToString,
             ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.DrainRequest.FromString,
-                    response_serializer=fairlane_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            'ApplyPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyPolicy,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.SerializeToString,
+            ),
+            'ListPolicyHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicyHistory,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryResponse.SerializeToString,
+            ),
+            'RollbackPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackPolicy,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.SerializeToString,
+            ),
+            'ListOverrides': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOverrides,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ListOverridesRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ListOverridesResponse.SerializeToString,
+            ),
+            'SuspendNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspendNode,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.SuspendNodeRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.SerializeToString,
+            ),
+            'ResumeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeNode,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ResumeNodeRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.SerializeToString,
+            ),
+            'PauseTier': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseTier,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.PauseTierRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.SerializeToString,
+            ),
+            'ResumeTier': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeTier,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ResumeTierRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.SerializeToString,
+            ),
+            'RevokeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeKey,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.RevokeKeyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.OverrideResponse.SerializeToString,
+            ),
+            'RestoreKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreKey,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.RestoreKeyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.LiftResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'CancelRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequest,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.CancelRequestRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.CancelRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +339,33 @@ class Admin(object):
             '/fairlane.v1.Admin/GetStatus',
             fairlane_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/Drain',
+            fairlane_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,7 +431,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def Drain(request,
+    def ApplyPolicy(request,
             target,
             options=(),
             channel_credentials=None,
@@ -216,9 +444,306 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fairlane.v1.Admin/Drain',
-            fairlane_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-            fairlane_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            '/fairlane.v1.Admin/ApplyPolicy',
+            fairlane_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicyHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ListPolicyHistory',
+            fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ListPolicyHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/RollbackPolicy',
+            fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOverrides(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ListOverrides',
+            fairlane_dot_v1_dot_admin__pb2.ListOverridesRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ListOverridesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/SuspendNode',
+            fairlane_dot_v1_dot_admin__pb2.SuspendNodeRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ResumeNode',
+            fairlane_dot_v1_dot_admin__pb2.ResumeNodeRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseTier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/PauseTier',
+            fairlane_dot_v1_dot_admin__pb2.PauseTierRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeTier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ResumeTier',
+            fairlane_dot_v1_dot_admin__pb2.ResumeTierRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/RevokeKey',
+            fairlane_dot_v1_dot_admin__pb2.RevokeKeyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.OverrideResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/RestoreKey',
+            fairlane_dot_v1_dot_admin__pb2.RestoreKeyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.LiftResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ListRequests',
+            fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/CancelRequest',
+            fairlane_dot_v1_dot_admin__pb2.CancelRequestRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.CancelRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,13 +7,15 @@ Exit codes: 0 done; 1 it was tried and failed or was refused; 2 used wrongly: a 
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from typing import Annotated
 
 import typer
 
 from fairlane import __version__
-from fairlane.cli import chat, generate, keys, model, policy, serve, status
+from fairlane.cli import chat, demo, generate, keys, model, policy, policy_admin, requests, serve, status, tenants, tiers
 
 # The C core's own messages mean nothing to a user; what goes wrong is said in our words. Must be set before grpc is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -43,12 +45,20 @@ def root(
 
     First steps: **fairlane model pull**, **fairlane serve**, and in another terminal **fairlane generate "Hello"**.
     """
+    # What a terminal's encoding lacks is written as an escape: an answer must not end in the middle because of an emoji.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)
+app.command("demo")(demo.demo)
 app.add_typer(model.app, name="model")
+policy_admin.mount(policy.app)
 app.add_typer(policy.app, name="policy")
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(tiers.app, name="tiers")
+app.add_typer(requests.app, name="requests")
 app.add_typer(keys.app, name="keys")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fairlane.cli import client
+from fairlane.cli.exits import utf8
 from fairlane.cli.generate import MaxTokens, Model, Temperature, Tier, new_request, stream
 
 
@@ -31,8 +32,8 @@ def chat(
     """
     import grpc
 
-    key = client.api_key(key_file, tenant, state_dir)
-    beginning = [("system", system)] if system else []
+    key = client.api_key(target, key_file, tenant, state_dir)
+    beginning = [("system", utf8(system, "--system"))] if system else []
     history = list(beginning)
     if sys.stdin.isatty():
         _enable_line_editing()
@@ -59,12 +60,27 @@ def chat(
 
 
 def _ask() -> str | None:
-    """The next line; None at the end."""
+    """The next line; None at the end. A line that is not UTF-8 is said to be so, and counts as empty."""
     try:
-        line = input("> " if sys.stdin.isatty() else "").strip()
+        line = _line().strip()
     except (EOFError, KeyboardInterrupt):
         return None
+    except UnicodeError:
+        typer.echo("fairlane: that line is not UTF-8 text", err=True)
+        return ""
     return None if line == "/exit" else line
+
+
+def _line() -> str:
+    """Raises EOFError at the end and UnicodeError for bytes that are not UTF-8."""
+    if sys.stdin.isatty():
+        line = input("> ")
+        line.encode()  # what could not be decoded is in there as surrogates
+        return line
+    raw = sys.stdin.buffer.readline()  # input() would lose the lines after a bad one
+    if not raw:
+        raise EOFError
+    return raw.decode()
 
 
 def _enable_line_editing() -> None:

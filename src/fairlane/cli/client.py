@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from fairlane.cli.exits import FAILED, USAGE, stop
+from fairlane.cli.target import is_local
 
 KEY_VARIABLE = "FAIRLANE_API_KEY"
 ADMIN_KEY_VARIABLE = "FAIRLANE_ADMIN_KEY"
-_LOCAL = ("127.", "localhost", "[::1]", "::1", "unix:")
 
 Target = Annotated[str, typer.Option(envvar="FAIRLANE_TARGET", metavar="HOST:PORT", help="The server's inference address.")]
 KeyFile = Annotated[
@@ -30,14 +30,14 @@ StateDir = Annotated[
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
-def api_key(key_file: Path | None, tenant: str | None, state_dir: Path | None) -> str:
-    """The key to call with. Ends the command if there is none."""
+def api_key(target: str, key_file: Path | None, tenant: str | None, state_dir: Path | None) -> str:
+    """The key to call `target` with. Ends the command if there is none."""
     if key_file is not None:
         return _key_in(key_file)
     value = os.environ.get(KEY_VARIABLE, "").strip()
     if value and tenant is None:
-        return value
-    _, tenants = _demo_keys(state_dir, KEY_VARIABLE)
+        return _checked(value, KEY_VARIABLE)
+    _, tenants = _demo_keys(target, state_dir, KEY_VARIABLE)
     if tenant is None and tenants:
         return next(iter(tenants.values()))
     if tenant in tenants:
@@ -45,9 +45,10 @@ def api_key(key_file: Path | None, tenant: str | None, state_dir: Path | None) -
     stop(USAGE, f"there is no demo key for {tenant or 'any tenant'}; there is: {', '.join(tenants) or 'none'}")
 
 
-def admin_key(state_dir: Path | None) -> str:
-    """The admin key to call with. Ends the command if there is none."""
-    return os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or _demo_keys(state_dir, ADMIN_KEY_VARIABLE)[0]
+def admin_key(target: str, state_dir: Path | None) -> str:
+    """The admin key to call `target` with. Ends the command if there is none."""
+    value = os.environ.get(ADMIN_KEY_VARIABLE, "").strip()
+    return _checked(value, ADMIN_KEY_VARIABLE) if value else _demo_keys(target, state_dir, ADMIN_KEY_VARIABLE)[0]
 
 
 def _key_in(path: Path) -> str:
@@ -55,19 +56,26 @@ def _key_in(path: Path) -> str:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         stop(USAGE, f"cannot read the key file {path}: {getattr(error, 'strerror', None) or 'not a text'}")
+    return _checked(key, str(path))
+
+
+def _checked(key: str, where: str) -> str:
     if not key or len(key) > 512 or not key.isascii() or not key.isprintable() or " " in key:
-        stop(USAGE, f"{path} does not hold an API key: one line of letters and digits is needed")
+        stop(USAGE, f"{where} does not hold an API key: one line of letters and digits is needed")
     return key
 
 
-def _demo_keys(state_dir: Path | None, variable: str) -> tuple[str, dict[str, str]]:
+def _demo_keys(target: str, state_dir: Path | None, variable: str) -> tuple[str, dict[str, str]]:
     from fairlane.errors import ConfigError
     from fairlane.gateway.keys import DEMO_FILE, read_demo_file
     from fairlane.paths import state_dir as default_state_dir
 
+    give = f"set {variable}" + (" or give --key-file" if variable == KEY_VARIABLE else "")
+    if not is_local(target):  # they would be of no use there, and somebody else would have them
+        stop(USAGE, f"no key for {target}: {give}; demo keys are for servers on this machine")
     path = (state_dir or default_state_dir()) / DEMO_FILE
     if not path.exists():
-        stop(USAGE, f"no key: set {variable}, give --key-file, or start a server on this machine with `fairlane serve`")
+        stop(USAGE, f"no key: {give}, or start a server on this machine with `fairlane serve`")
     try:
         return read_demo_file(path)
     except ConfigError as error:
@@ -83,9 +91,14 @@ def connect(target: str) -> Iterator[Any]:
     """A channel to the server; refusals inside end the command with one line."""
     import grpc
 
-    if not target.startswith(_LOCAL):
+    if not target.isascii() or not target.isprintable() or not target or " " in target:
+        stop(USAGE, f"{target!a} is no address: HOST:PORT is needed")
+    options = [("grpc.max_receive_message_length", 64 << 20)]
+    if is_local(target):
+        options.append(("grpc.enable_http_proxy", 0))  # a proxy would be another machine, and get the key
+    else:
         typer.echo(f"fairlane: warning: the connection to {target} is not encrypted", err=True)
-    with grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", 64 << 20)]) as channel:
+    with grpc.insecure_channel(target, options=options) as channel:
         try:
             yield channel
         except grpc.RpcError as error:
@@ -111,6 +124,8 @@ def explain(error: Any, target: str) -> str:
             lines = [f"  {violation.field}: {violation.description}" for violation in request.field_violations]
         elif detail.Unpack(retry):
             lines.append(f"  try again in {retry.retry_delay.ToTimedelta().total_seconds():.1f} s")
+    if not reason and code == "UNAVAILABLE" and ("DNS" in text or "resol" in text):
+        return f"cannot find the host of {target}: is its name right?"
     if not reason and code == "UNAVAILABLE" and "connect" not in text:
         return f"the connection to {target} was lost: {text}"
     if not reason and code == "UNAVAILABLE":

@@ -20,6 +20,15 @@ def stop(code: int, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
+def utf8(value: str, what: str) -> str:
+    """A text from the command line or the terminal as it is; ends the command if its bytes were not UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        stop(USAGE, f"{what} is not UTF-8 text")
+    return value
+
+
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
     """Around imports that only an extra installs: their absence becomes one line, not a traceback."""

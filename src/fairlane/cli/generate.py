@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlane.cli import client
-from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, stop
+from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, stop, utf8
 
 Tier = Annotated[str, typer.Option(metavar="TIER", help="One of the tenant's tiers. Default: its first.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="Model or alias. Default: the server's.")]
@@ -49,14 +49,14 @@ def generate(
         request.prompt = prompt
     else:
         request.messages.messages.add(role="user", content=prompt)
-    key = client.api_key(key_file, tenant, state_dir)
+    key = client.api_key(target, key_file, tenant, state_dir)
     with client.connect(target) as channel:
         stream(channel, request, key).print_figures()
 
 
 def _prompt(text: str) -> str:
     if text != "-":
-        return text
+        return utf8(text, "TEXT")
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
@@ -67,7 +67,7 @@ def new_request(model: str, tier: str, temperature: float, max_tokens: int | Non
     """A GenerateRequest without its input."""
     from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 
-    request = pb.GenerateRequest(model=model, tier=tier)
+    request = pb.GenerateRequest(model=utf8(model, "--model"), tier=utf8(tier, "--tier"))
     request.sampling.temperature = temperature
     if seed is not None:
         request.sampling.seed = seed

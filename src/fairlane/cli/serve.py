@@ -21,6 +21,7 @@ from fairlane.cli.exits import USAGE, needs, stop
 if TYPE_CHECKING:
     from fairlane.cli.run import Plan
     from fairlane.gateway.policy.model import Policy
+    from fairlane.gateway.policy_source import PolicySource
 
 T = TypeVar("T")
 Flags = Mapping[str, str | None]
@@ -35,6 +36,7 @@ def serve(
     host: Annotated[str | None, _flag("HOST", "ADDRESS", "Address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[str | None, _flag("PORT", "PORT", "Port; 0: any free one. Default: 50051.")] = None,
     admin_port: Annotated[str | None, _flag("ADMIN_PORT", "PORT", "Admin port. Default: port + 1.")] = None,
+    metrics_port: Annotated[str | None, _flag("METRICS_PORT", "PORT", "Metrics port. Default: admin port + 1.")] = None,
     policy: Annotated[Path | None, _flag("POLICY", "FILE", "Tenants and tiers (tenants.yaml).")] = None,
     config: Annotated[Path | None, _flag("CONFIG", "FILE", "Gateway settings (gateway.yaml).")] = None,
     worker_config: Annotated[Path | None, _flag("WORKER_CONFIG", "FILE", "Worker settings (worker.yaml).")] = None,
@@ -75,7 +77,7 @@ def serve(
         "num_blocks": num_blocks,
         "max_num_seqs": max_num_seqs,
     }
-    gateway = {"host": host, "port": port, "admin_port": admin_port}
+    gateway = {"host": host, "port": port, "admin_port": admin_port, "metrics_port": metrics_port}
     plan = _plan(_Files(config, worker_config, policy), gateway, worker, state_dir, ready_timeout)
     raise typer.Exit(asyncio.run(run.run(plan)))
 
@@ -97,13 +99,16 @@ def _plan(files: _Files, gateway_flags: Flags, worker_flags: Flags, state_dir: P
     from fairlane.embedded import resolve as model_folder
     from fairlane.gateway.config import GatewayConfig
     from fairlane.gateway.keys import DemoKeys
+    from fairlane.gateway.policy.loader import load_policy_file
     from fairlane.paths import state_dir as default_state_dir
     from fairlane.worker.config import WorkerConfig
 
     problems: list[str] = []
     gateway = _collect(problems, lambda: override(_settings(files.gateway, "gateway.yaml", GatewayConfig), gateway_flags))
     worker = _collect(problems, lambda: override(_settings(files.worker, "worker.yaml", WorkerConfig), worker_flags))
-    policy = _collect(problems, lambda: _policy(files.policy))
+    state_dir = state_dir or default_state_dir()
+    source = _policy_source(files.policy, state_dir)
+    policy = _collect(problems, lambda: load_policy_file(source.path))
     folder = _collect(problems, partial(model_folder, worker.model)) if worker else None
     if gateway is None or worker is None or policy is None or folder is None:
         stop(USAGE, "cannot start:\n" + "\n".join(problems))
@@ -111,13 +116,17 @@ def _plan(files: _Files, gateway_flags: Flags, worker_flags: Flags, state_dir: P
         logging.getLogger("fairlane.policy").warning("%s", warning)
     if gateway.port == 65535 and gateway.admin_port is None:
         stop(USAGE, "cannot start:\n--port: 65535 leaves no port + 1 for the admin API: give --admin-port too")
-    demo = _collect(problems, lambda: DemoKeys.load_or_create(policy, state_dir or default_state_dir()))
+    admin = gateway.port + 1 if gateway.admin_port is None else gateway.admin_port
+    if gateway.metrics and gateway.metrics_port is None and admin == 65535:
+        stop(USAGE, "cannot start:\nno port + 1 is left for the metrics after an admin port of 65535: give --metrics-port too")
+    demo = _collect(problems, partial(DemoKeys.load_or_create, policy, state_dir))
     if demo is None:
         stop(USAGE, "cannot start:\n" + "\n".join(problems))
     # An embedded model keeps its name, which it is served under; a folder is found from any working directory.
     if not is_pulled(worker.model):
         worker = dataclasses.replace(worker, model=str(folder.resolve()))
-    return Plan(gateway, worker, policy.with_principals(demo.principals()), demo, folder, ready_timeout_s)
+    policy = policy.with_principals(demo.principals())
+    return Plan(gateway, worker, policy, source, demo, state_dir, folder, ready_timeout_s)
 
 
 def _collect(problems: list[str], work: Callable[[], T]) -> T | None:
@@ -141,12 +150,19 @@ def _settings(named: Path | None, name: str, schema: type[T]) -> T:
     return load_file(named or own, schema)
 
 
-def _policy(named: Path | None) -> Policy:
+def _policy_source(named: Path | None, state_dir: Path) -> PolicySource:
+    """The file named, or the user's own, or the one shipped with Fairlane, which nobody should change in place. Tenants that it
+    gains while we run get demo keys as those of the start do."""
     from importlib.resources import files
 
-    from fairlane.gateway.policy.loader import load_policy_file
+    from fairlane.gateway.keys import DemoKeys
+    from fairlane.gateway.policy_source import PolicySource
     from fairlane.paths import config_dir
 
+    def with_demo_keys(policy: Policy) -> Policy:
+        return policy.with_principals(DemoKeys.load_or_create(policy, state_dir).principals())
+
     own = config_dir() / "tenants.yaml"
-    shipped = Path(str(files("fairlane.configs").joinpath("tenants.yaml")))
-    return load_policy_file(named or (own if own.exists() else shipped))
+    if named is not None or own.exists():
+        return PolicySource(named or own, complete=with_demo_keys)
+    return PolicySource(Path(str(files("fairlane.configs").joinpath("tenants.yaml"))), read_only=True, complete=with_demo_keys)

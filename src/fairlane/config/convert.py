@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fairlane.config.fields import Bounds, Count, Duration, Percent, Size, Text
+from fairlane.config.fields import Amount, Bounds, Count, Duration, Percent, ShareOrCount, Size, Text
 from fairlane.config.scalars import Kind, Resolved, percent, quantity, resolve, written
 from fairlane.config.schema import EnumShape, ScalarShape
-from fairlane.config.source import Scalar, echo
+from fairlane.config.source import Scalar, echo, suggestion
 
 
 class BadValue(Exception):
@@ -34,6 +34,8 @@ def convert(scalar: Scalar, shape: ScalarShape | EnumShape) -> Any:
             return _unit(scalar, allowed, percent, marker.low, marker.high)
         case Count():
             return _count(scalar, marker)
+        case ShareOrCount():
+            return _amount(scalar, marker)
     if shape.python in (int, float):
         return _number(scalar, shape.python, marker if isinstance(marker, Bounds) else Bounds())
     if shape.python is bool:
@@ -59,7 +61,10 @@ def _enum(scalar: Scalar, shape: EnumShape) -> Any:
     for member in shape.enum:
         if scalar.text == str(member.value):
             return member
-    raise BadValue(f"{echo(scalar.text)} is unknown: one of {', '.join(str(m.value) for m in shape.enum)} is allowed")
+    known = [str(member.value) for member in shape.enum]
+    # Short words are soon alike, and the list is short too.
+    allowed = suggestion(scalar.text, known, 0.75) or f": one of {', '.join(known)} is allowed"
+    raise BadValue(f"{echo(scalar.text)} is unknown{allowed}")
 
 
 def _number(scalar: Scalar, python: type, bounds: Bounds) -> Any:
@@ -115,6 +120,16 @@ def _count(scalar: Scalar, marker: Count) -> int:
     if value is None:
         return int(_refuse(scalar, found, allowed))
     return int(value) if marker.low <= value <= marker.high else int(_outside(scalar, allowed))
+
+
+def _amount(scalar: Scalar, marker: ShareOrCount) -> Amount:
+    if scalar.text.endswith("%"):
+        return Amount(share=convert(scalar, ScalarShape(float, marker.share)))
+    try:
+        return Amount(count=_count(scalar, marker.count))
+    except BadValue as error:
+        share = f"a percentage from {marker.share.low * 100:g}% to {marker.share.high * 100:g}%"
+        raise BadValue(str(error).replace(" is allowed", f" or {share} is allowed")) from None
 
 
 def _date(scalar: Scalar) -> datetime.date:

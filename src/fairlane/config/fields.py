@@ -3,7 +3,7 @@
     port: Annotated[int, Bounds(1, 65535)] = 50051
     drain_grace: Annotated[float, Duration(min_s=0)] = 30.0      # written "30s" in the file, seconds in the program
 
-The loader (strict.py) reads them; nothing else interprets them.
+The loader (strict.py) reads them, and json_schema.py tells editors the same; nothing else interprets them.
 """
 
 from __future__ import annotations
@@ -58,3 +58,32 @@ class Text:
 
     pattern: str = r"(?s).*"
     what: str = "a text"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A part of something (`share`, a fraction) or a number of it (`count`): exactly one of them is set."""
+
+    share: float | None = None
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOrCount:
+    """A text like 30%, or a whole number or a text like 100k; an Amount in the program."""
+
+    share: Percent = Percent()
+    count: Count = Count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """What a key is for, in one line, as editors show it. `enforced` is false while it is read and checked but has no effect."""
+
+    text: str
+    enforced: bool = True
+
+
+def planned(text: str) -> Doc:
+    """The Doc of a key that is not enforced yet."""
+    return Doc(text, enforced=False)

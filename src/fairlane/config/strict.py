@@ -7,7 +7,6 @@ The gate is source.py, the meaning of scalars scalars.py, what a schema allows s
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fairlane.config.convert import BadValue, convert
+from fairlane.config.fields import Amount
 from fairlane.config.scalars import Kind, resolve
-from fairlane.config.schema import EnumShape, Field, ListShape, MapShape, ObjectShape, ScalarShape, Shape, shape_of
+from fairlane.config.schema import EitherShape, EnumShape, Field, ListShape, MapShape, ObjectShape, ScalarShape, Shape, shape_of
 from fairlane.config.source import (
     MAX_FINDINGS,
     Entries,
@@ -31,10 +31,13 @@ from fairlane.config.source import (
     in_order,
     parse,
     read_file,
+    suggestion,
 )
 from fairlane.errors import ConfigError
 
 T = TypeVar("T")
+
+__all__ = ["Located", "load", "load_file", "load_located", "suggestion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,6 @@ def load_located(text: bytes, name: str, schema: type[T]) -> Located[T]:
     return Located(value, name, binder.marks)
 
 
-def suggestion(word: str, allowed: list[str]) -> str:
-    """`, did you mean "weight"?` or nothing."""
-    if len(word) > 64 or len(allowed) > 200:
-        return ""
-    close = difflib.get_close_matches(word, allowed, 1, 0.6)
-    return f', did you mean "{close[0]}"?' if close else ""
-
-
 class _Failed:
     """Stands for a value that has a finding; never leaves this module."""
 
@@ -115,6 +110,8 @@ class _Binder:
                 return self._bind_map(node, shape, path)
             case ListShape():
                 return self._bind_list(node, shape, path)
+            case EitherShape():
+                return self._bind_either(node, shape, path)
             case _:
                 return self._bind_scalar(node, shape, path)
 
@@ -153,6 +150,11 @@ class _Binder:
         values = tuple(self.bind(item, shape.item, (*path, index)) for index, item in enumerate(node.items))
         return _FAILED if _FAILED in values else values
 
+    def _bind_either(self, node: Node, shape: EitherShape, path: Where) -> Any:
+        if isinstance(node, Items):
+            return self._wrong_kind(node, shape, path)
+        return self.bind(node, shape.full if isinstance(node, Entries) else shape.short, path)
+
     def _bind_scalar(self, node: Node, shape: ScalarShape | EnumShape, path: Where) -> Any:
         if not isinstance(node, Scalar):
             return self._wrong_kind(node, shape, path)
@@ -179,6 +181,16 @@ class _Binder:
         return _FAILED
 
 
+_WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    datetime.date: "a date",
+    Amount: "a percentage or a number",
+}
+
+
 def _needed(shape: Shape) -> str:
     match shape:
         case ObjectShape():
@@ -189,6 +201,7 @@ def _needed(shape: Shape) -> str:
             return "a list is needed ([] for none)"
         case EnumShape():
             return f"one of {', '.join(str(member.value) for member in shape.enum)} is needed"
+        case EitherShape():
+            return f"{_needed(shape.short).removesuffix(' is needed')} or {_needed(shape.full)}"
         case ScalarShape(python=python):
-            words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", datetime.date: "a date"}
-            return f"{words[python]} is needed"
+            return f"{_WORDS[python]} is needed"

@@ -3,6 +3,7 @@ worker never hears of any of it."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 import pytest
 
 from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.service import allowed_seconds
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 
 pytestmark = pytest.mark.asyncio
@@ -219,6 +221,32 @@ async def test_fields_of_a_newer_client_are_ignored(service: Any) -> None:
     assert response.text == "Hi."
 
 
+def unknown(field: int, text: bytes) -> bytes:
+    """A field of wire type 2 that no message of ours has."""
+    key = field << 3 | 2
+    return bytes([key & 0x7F | 0x80, key >> 7, len(text)]) + text
+
+
+async def test_a_template_of_the_callers_own_is_no_field_and_changes_nothing(service: Any) -> None:
+    """chat_template and chat_template_kwargs, as other servers take them: in the request, the messages and a message."""
+    evil = b"{{ cycler.__init__.__globals__.os.popen('id').read() }}"
+    message = pb.Message(role="user", content="hello").SerializeToString() + unknown(16, evil)
+    messages = b"\x0a" + _length(message) + message + unknown(17, evil) + unknown(18, b'{"enable_thinking": true}')
+    body = b"\x1a" + _length(messages) + messages + unknown(19, evil) + unknown(20, b'{"chat_template": "x"}')
+    complete = service.channel.unary_unary(
+        "/fairlane.v1.Inference/Complete", response_deserializer=pb.CompleteResponse.FromString
+    )
+    await complete(body, metadata=service.auth())
+    await service.complete(chat(("user", "hello")))
+    ids = [list(add.prompt_token_ids) for add in service.worker.adds]
+    assert pb.GenerateRequest.FromString(body).messages.messages[0].content == "hello"
+    assert ids[0] == ids[1]
+
+
+def _length(part: bytes) -> bytes:
+    return bytes([len(part) & 0x7F | 0x80, len(part) >> 7])
+
+
 async def test_a_message_above_the_limit_is_resource_exhausted(service: Any, refused: Any) -> None:
     refusal = await refused(service.generate(pb.GenerateRequest(prompt="x" * (5 << 20))))
     assert refusal.code == Code.RESOURCE_EXHAUSTED
@@ -241,6 +269,69 @@ async def test_a_past_deadline_is_answered_at_once(service: Any, refused: Any, u
     refusal = await refused(service.generate(pb.GenerateRequest(prompt="x"), timeout=0))
     assert refusal.code == Code.DEADLINE_EXCEEDED
     await until(lambda: service.gateway.admission.in_flight() == 0)
+
+
+def raw_call(path: str, body: bytes, *headers: tuple[str, str]) -> bytes:
+    """One unary call as HTTP/2 frames, for what no client library lets one send."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+    def literal(name: str, value: str) -> bytes:  # HPACK: never indexed, not compressed; shorter than 127 bytes
+        return b"\x10" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers")]
+    fields += [("content-type", "application/grpc"), *headers]
+    block = b"".join(literal(*field) for field in fields)
+    message = b"\0" + len(body).to_bytes(4, "big") + body
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, 1, 1, message)
+
+
+@pytest.mark.parametrize("timeout", ["0m", "1n", "50m"])
+async def test_a_deadline_that_passes_on_the_way_ends_the_call_and_leaves_nothing(service: Any, until: Any, timeout: str) -> None:
+    """Sent raw, because a client whose own deadline has passed does not send at all. gRPC rounds deadlines up, so that the
+    worker may still be asked; then it is told to stop."""
+    service.worker.on_add = service.worker.silent
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.gateway.port)
+    headers = (("authorization", f"Bearer {service.keys.shop}"), ("grpc-timeout", timeout))
+    writer.write(raw_call("/fairlane.v1.Inference/Generate", pb.GenerateRequest(prompt="x").SerializeToString(), *headers))
+    received = b""
+    async with asyncio.timeout(10):
+        while not _ended(received):
+            received += await reader.read(65536)
+    await until(lambda: service.gateway.admission.in_flight() == 0)
+    await until(lambda: service.worker.aborts.qsize() == len(service.worker.adds))
+    writer.close()
+    service.worker.on_add = service.worker.answer("Hi.")
+    assert (await service.complete(pb.GenerateRequest(prompt="y"))).text == "Hi."
+
+
+def _ended(received: bytes) -> bool:
+    """Whether stream 1 is over: a frame of it that is RST_STREAM, or has END_STREAM."""
+    while len(received) >= 9:
+        length, kind, flags, stream = int.from_bytes(received[:3], "big"), received[3], received[4], received[5:9]
+        if stream == b"\0\0\0\1" and (kind == 3 or (kind in (0, 1) and flags & 1)):
+            return True
+        received = received[9 + length :]
+    return False
+
+
+@pytest.mark.parametrize("left_s", [0.0, -1.0])
+async def test_a_deadline_that_passes_before_the_handler_runs_is_refused_before_admission(
+    service: Any, refused: Any, monkeypatch: pytest.MonkeyPatch, left_s: float
+) -> None:
+    """What remains is measured by the handler; the clock may have passed the deadline since the call arrived."""
+    measured = []
+
+    def judge(client_s: float | None, *others: Any) -> float:
+        measured.append(client_s)
+        return allowed_seconds(left_s, *others)
+
+    monkeypatch.setattr("fairlane.gateway.service.allowed_seconds", judge)
+    monkeypatch.setattr(service.gateway.admission, "admit", None)  # being asked would be an INTERNAL error
+    refusal = await refused(service.complete(pb.GenerateRequest(prompt="x"), timeout=20))
+    assert (refusal.code, refusal.reason, service.worker.adds) == (Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", [])
+    assert measured[0] > 10
 
 
 async def test_count_tokens_refuses_what_generate_refuses(service: Any, refused: Any) -> None:

@@ -77,7 +77,7 @@ async def test_stopping_twice_is_stopping_once(service: Any) -> None:
 async def test_a_port_in_use_is_an_error_and_not_shared(service: Any) -> None:
     second = Gateway(
         GatewayConfig(port=service.gateway.port, admin_port=0),
-        service.gateway._policy,
+        service.gateway._in_force.policy,
         b"p" * 32,
         "hmac-sha256:0",
         "unix:/nonexistent",

@@ -143,6 +143,7 @@ async def test_deltas_of_unknown_requests_are_ignored_and_counted(service: Any, 
 LIES: dict[str, Any] = {
     "token outside the vocabulary": [{"token_ids": [300]}],
     "more tokens than max_tokens": [{"token_ids": [65] * 201}],
+    "a second start": [{"started": wpb.StartedDelta()}],
     "a delta after the end": [{"ended": wpb.EndedDelta(reason="length")}, {"token_ids": [65]}],
     "an end of no known kind": [{"ended": wpb.EndedDelta(reason="bored")}],
     "a failure of no known reason": [{"ended": wpb.EndedDelta(reason="failed", error_reason="OOPS", error_message="secret")}],
@@ -187,7 +188,7 @@ async def test_an_engine_failure_keeps_its_reason_and_its_code(service: Any, ref
 
 
 async def test_a_new_policy_reaches_the_worker_before_any_request_uses_it(service: Any) -> None:
-    policy = service.gateway._policy
+    policy = service.gateway._in_force.policy
     gold = dataclasses.replace(policy.tiers["gold"], max_output_tokens=50)
     new = dataclasses.replace(policy, sha256="1" * 64, tiers={**policy.tiers, "gold": gold})
     generation = await service.gateway.apply_policy(new)
@@ -198,13 +199,44 @@ async def test_a_new_policy_reaches_the_worker_before_any_request_uses_it(servic
 
 
 async def test_a_policy_the_worker_refuses_changes_nothing(service: Any) -> None:
-    policy = service.gateway._policy
+    policy = service.gateway._in_force.policy
     service.worker.on_policy = lambda snapshot: "not this one"
     with pytest.raises(PolicyRefused, match="not this one"):
         await service.gateway.apply_policy(dataclasses.replace(policy, principals={}))
     response = await service.complete(REQUEST)
     assert response.text == "Hi."
     assert service.worker.adds[0].policy_generation == 1
+
+
+async def test_a_worker_that_does_not_answer_a_policy_is_told_the_old_one_again_as_a_newer_generation(
+    service: Any, until: Any
+) -> None:
+    # Nobody knows whether it took generation 2, and it would refuse generation 1 as older.
+    policy = service.gateway._in_force.policy
+    service.worker.on_policy = lambda snapshot: None if snapshot.generation == 2 else ""
+    with pytest.raises(PolicyRefused, match="no answer"):
+        await service.gateway.apply_policy(dataclasses.replace(policy, sha256="1" * 64))
+    await until(lambda: len(service.worker.policies) == 3)
+    await service.complete(REQUEST)
+    told = [(snapshot.generation, snapshot.sha256[0]) for snapshot in service.worker.policies]
+    assert told == [(1, "0"), (2, "1"), (3, "0")]
+    assert service.worker.adds[0].policy_generation == service.gateway.policy_generation == 3
+
+
+async def test_a_worker_lost_while_it_applies_a_policy_begins_its_next_life_with_the_old_one(service: Any, until: Any) -> None:
+    policy = service.gateway._in_force.policy
+    service.worker.on_policy = lambda snapshot: None
+    applying = asyncio.create_task(service.gateway.apply_policy(dataclasses.replace(policy, sha256="1" * 64)))
+    await until(lambda: len(service.worker.policies) == 2)
+    await service.worker.kill()
+    with pytest.raises(PolicyRefused):
+        await applying
+    service.worker.on_policy = lambda snapshot: ""
+    service.worker.welcome.epoch = 2
+    await service.worker.start()
+    await service.gateway.wait_ready(10)
+    last = service.worker.policies[-1]
+    assert (last.generation, last.sha256, (await service.complete(REQUEST)).text) == (3, "0" * 64, "Hi.")
 
 
 async def test_status_shows_the_worker_and_what_is_in_flight(service: Any, until: Any) -> None:
@@ -217,6 +249,41 @@ async def test_status_shows_the_worker_and_what_is_in_flight(service: Any, until
     assert {node.node: node.in_flight for node in status.nodes} == {"acme": 1, "acme/shop": 1}
     assert {tier.node: tier.in_flight for tier in status.tiers} == {"gold": 1}
     assert (status.worker.ready, status.worker.epoch, status.worker.step_id, status.worker.blocks_used) == (True, 1, 5, 3)
+
+
+async def test_status_shows_nothing_of_a_worker_that_was_lost(service: Any, until: Any) -> None:
+    service.worker.pong = wpb.Pong(step_id=5, running=2, blocks_used=3, policy_generation=1)
+    await until(lambda: service.gateway.worker.pong.step_id == 5)
+    await service.worker.kill()
+    await until(lambda: not service.gateway.worker.ready)
+    status = await service.admin.GetStatus(admin_pb2.GetStatusRequest(), metadata=service.auth(service.keys.admin))
+    assert status.worker == admin_pb2.WorkerStatus(epoch=1)
+    assert status.model == "tiny"
+
+
+async def test_a_hung_worker_is_named_with_its_epoch_for_whoever_can_replace_it(service: Any, until: Any) -> None:
+    before = service.gateway.worker.hung
+    service.worker.pong = None
+    await until(lambda: not service.gateway.worker.ready)
+    hung = service.gateway.worker.hung
+    assert before is None
+    assert (hung[0], hung[1].startswith("silent for")) == (1, True)
+
+
+async def test_a_worker_that_dies_is_not_called_hung(service: Any, until: Any) -> None:
+    await service.worker.kill()
+    await until(lambda: not service.gateway.worker.ready)
+    assert service.gateway.worker.hung is None
+
+
+async def test_no_proxy_comes_between_gateway_and_worker(service: Any, monkeypatch: pytest.MonkeyPatch, until: Any) -> None:
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    await service.worker.kill()
+    await until(lambda: not service.gateway.worker.ready)
+    await service.worker.start()
+    await service.gateway.wait_ready(10)
+    assert service.gateway.worker.counters.sessions == 2
 
 
 async def test_the_policy_in_force_can_be_read(service: Any) -> None:

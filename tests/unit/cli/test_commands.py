@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from fairlane.cli import app
 from fairlane.gateway.keys import DemoKeys, hash_key, is_well_formed, load_or_create_pepper
-from fairlane.gateway.policy.loader import load_policy_file
+from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.protos.fairlane.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 
@@ -40,6 +40,9 @@ class Scripted(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminService
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
         self.keys: list[str] = []
+        self.worker = admin_pb2.WorkerStatus(
+            ready=True, epoch=2, pid=7, blocks_total=100, blocks_used=25, block_utilization_ratio=0.25
+        )
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateEvent]:
         self.requests.append(request)
@@ -60,9 +63,8 @@ class Scripted(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminService
 
     def GetStatus(self, request: admin_pb2.GetStatusRequest, context: grpc.ServicerContext) -> admin_pb2.GetStatusResponse:
         self.keys.append(dict(context.invocation_metadata())["authorization"])
-        worker = admin_pb2.WorkerStatus(ready=True, epoch=2, blocks_total=100, blocks_used=25, block_utilization_ratio=0.25)
         nodes = [admin_pb2.NodeStatus(node="northwind/checkout", in_flight=3)]
-        return admin_pb2.GetStatusResponse(model="smollm2", in_flight=3, worker=worker, nodes=nodes)
+        return admin_pb2.GetStatusResponse(model="smollm2", in_flight=3, worker=self.worker, nodes=nodes)
 
 
 @pytest.fixture
@@ -190,6 +192,94 @@ def test_status_shows_the_state_and_uses_the_admin_key(server: tuple[Scripted, s
     assert (as_json["worker"]["epoch"], as_json["draining"], set(scripted.keys)) == ("2", False, {f"Bearer {demo.admin}"})
 
 
+def test_a_lost_worker_is_shown_as_not_connected(server: tuple[Scripted, str], demo: DemoKeys) -> None:
+    scripted, target = server
+    scripted.worker = admin_pb2.WorkerStatus(epoch=3)
+    shown = run("status", "--target", target, "--state-dir", str(demo.path.parent)).stdout
+    assert re.search(r"worker\s+not connected; the last one was epoch 3", shown)
+    assert ("running" in shown, "pid" in shown, "KV blocks" in shown) == (False, False, False)
+
+
+@pytest.mark.parametrize("target", ["127.evil.invalid:50051", "localhost.invalid:50051", "dns://8.8.8.8/localhost:1"])
+@pytest.mark.parametrize("command", [("generate", "x"), ("chat",), ("status",)])
+def test_demo_keys_stay_on_this_machine(demo: DemoKeys, command: tuple[str, ...], target: str) -> None:
+    result = run(*command, "--target", target, "--state-dir", str(demo.path.parent), stdin="x\n")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"no key for {target}: set FAIRLANE_" in result.stderr
+
+
+def test_no_proxy_comes_between_a_client_and_its_own_machine(server: tuple[Scripted, str], demo: DemoKeys) -> None:
+    base = ("generate", "--state-dir", str(demo.path.parent), "x", "--target")
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"), "http://127.0.0.1:1")
+    result = run(*base, server[1], **proxies)
+    assert (result.exit_code, result.stdout) == (0, "Hello wörld\n")
+
+
+@pytest.mark.parametrize("key", ["fl_a\nb", "fl_ä", "fl_a b", "x" * 600])
+@pytest.mark.parametrize(("command", "variable"), [("generate", "FAIRLANE_API_KEY"), ("status", "FAIRLANE_ADMIN_KEY")])
+def test_a_variable_that_holds_no_key_is_said_so(command: str, variable: str, key: str) -> None:
+    arguments = ("x",) if command == "generate" else ()
+    result = run(command, *arguments, **{variable: key})
+    assert (result.exit_code, result.stderr) == (
+        2, f"fairlane: {variable} does not hold an API key: one line of letters and digits is needed\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["", "a b:1", "h\nst:1", "ä:1"])
+def test_a_target_that_is_no_address_is_said_so(target: str) -> None:
+    result = run("generate", "x", "--target", target, FAIRLANE_API_KEY="k")
+    assert (result.exit_code, "is no address: HOST:PORT is needed" in result.stderr, result.stderr.count("\n")) == (2, True, 1)
+
+
+def test_a_host_that_does_not_exist_is_said_so() -> None:
+    result = run("generate", "x", "--target", "nosuch.invalid:1", FAIRLANE_API_KEY="k")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1, "fairlane: cannot find the host of nosuch.invalid:1: is its name right?",
+    )  # fmt: skip
+
+
+def command_line(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A real process: bytes as the shell gives them, the terminal's encoding as the environment says."""
+    command = [sys.executable, "-P", "-m", "fairlane", *arguments]
+    path = {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **path, **environment}, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(b"a\xffb",), ("x", "--tier", b"\xff"), ("x", "--model", b"\xff"), ("x", "--target", b"\xff")]
+)
+def test_an_argument_that_is_not_utf8_is_one_line_and_exit_code_2(demo: DemoKeys, arguments: tuple[str | bytes, ...]) -> None:
+    result = command_line("generate", "--state-dir", str(demo.path.parent), *arguments, FAIRLANE_API_KEY="k")
+    assert (result.returncode, result.stdout, result.stderr.count(b"\n"), b"Traceback" in result.stderr) == (2, b"", 1, False)
+
+
+def test_a_chat_line_that_is_not_utf8_is_said_so_and_the_next_one_is_asked(server: tuple[Scripted, str], demo: DemoKeys) -> None:
+    scripted, target = server
+    result = command_line("chat", "--target", target, "--state-dir", str(demo.path.parent), stdin=b"a\xff\nb\n")
+    assert [[m.content for m in request.messages.messages] for request in scripted.requests] == [["b"]]
+    assert (result.returncode, result.stderr) == (0, b"fairlane: that line is not UTF-8 text\n")
+
+
+def test_a_terminal_that_lacks_a_character_gets_an_escape_not_a_traceback(server: tuple[Scripted, str], demo: DemoKeys) -> None:
+    result = command_line("generate", "--target", server[1], "--state-dir", str(demo.path.parent), "x", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"Hello w\\xf6rld\n", b"")
+
+
+@pytest.mark.parametrize("key_id", ["a: b{", "-a", "ä", "a\nb", "a" * 64, "a b"])
+def test_a_key_id_that_the_policy_would_refuse_makes_no_key(tmp_path: Path, key_id: str) -> None:
+    result = run("keys", "new", "--id", key_id, "--state-dir", str(tmp_path))
+    assert (result.exit_code, result.stdout, "a name of up to 63 letters" in result.stderr) == (2, "", True)
+
+
+@pytest.mark.parametrize("arguments", [("--id", "k7"), ("--id", "a" * 63), ("--id", "0_-Z"), ()])
+def test_the_entry_of_a_new_key_is_taken_by_the_policy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    entry = run("keys", "new", *arguments, "--state-dir", str(tmp_path)).stderr.split("\n", 1)[1]
+    text = (
+        f"version: 1\ntiers: {{t: {{priority: 1}}}}\norganisations:\n o:\n  tiers: [t]\n  keys:\n{entry}  tenants: {{a: {{}}}}\n"
+    )
+    assert len(load_policy_text(text.encode(), "p").principals) == 1
+
+
 def test_no_command_takes_a_key_on_the_command_line() -> None:
     helps = [run(name, "--help").stdout for name in ("generate", "chat", "status", "serve")]
     assert [text for text in helps if re.search(r"--(api-|admin-)?key\b(?!-file)", text)] == []
@@ -219,6 +309,30 @@ def test_serve_reports_every_wrong_flag_file_and_variable_before_it_binds() -> N
             "/none.yaml: cannot be read: No such file or directory",
         ],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "said"),
+    [
+        (
+            ["--port", "70000"],
+            {},
+            '--port (or FAIRLANE_PORT): "70000" is out of bounds: a whole number from 0 to 65535 is allowed',
+        ),
+        ([], {"FAIRLANE_PORT": "70000"}, '--port (or FAIRLANE_PORT): "70000" is out of bounds'),
+        (["--policy", "BAD.YAML"], {}, "bad.yaml:2:1: tires: unknown key"),
+        (["--config", "NEGATIVE.YAML"], {}, "negative.yaml:1:17: worker_timeout: "),
+        (["--state-dir", "SHARED"], {}, "shared is open to other users (mode 1777): choose another folder, or chmod 700"),
+    ],
+)
+def test_serve_checks_before_it_binds(tmp_path: Path, flags: list[str], environment: dict[str, str], said: str) -> None:
+    (tmp_path / "bad.yaml").write_text("version: 1\ntires: {}\norganisations: {}\n")
+    (tmp_path / "negative.yaml").write_text("worker_timeout: -3s\n")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    places = {name: str(tmp_path / name.lower()) for name in ("BAD.YAML", "NEGATIVE.YAML", "SHARED")}
+    result = serve(*(places.get(flag, flag) for flag in ["--model", str(tmp_path), *flags]), **environment)
+    assert (result.returncode, result.stdout, said in result.stderr, "Traceback" in result.stderr) == (2, "", True, False)
 
 
 def test_serve_names_a_model_that_is_not_there(tmp_path: Path) -> None:

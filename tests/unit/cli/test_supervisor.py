@@ -215,6 +215,23 @@ def test_names_of_secrets_are_recognized() -> None:
     assert set(worker_environment(environment)) == {"PATH", "HOME", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("https://user:hunter2@proxy.example:3128", False),
+        ("redis://:hunter2@cache", False),
+        ("https://ghp_abc@example.org/simple", False),
+        ("--index-url https://u:p@host/simple", False),
+        ("https://example.org/simple", True),
+        ("https://example.org/@scope/package", True),
+        ("me@example.org", True),
+        ("/usr/bin:/home/x@y/bin", True),
+    ],
+)
+def test_urls_with_a_password_are_secrets_whatever_their_name(value: str, kept: bool) -> None:
+    assert ("SOMETHING" in worker_environment({"SOMETHING": value})) is kept
+
+
 def test_the_delay_doubles_to_its_limit_and_begins_anew_after_a_minute_of_health() -> None:
     clock = FakeClock()
     backoff = Backoff(clock)

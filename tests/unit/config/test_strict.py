@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.config.fields import Bounds, Count, Duration, Percent, Size, Text
+from fairlane.config.fields import Amount, Bounds, Count, Duration, Percent, ShareOrCount, Size, Text
 from fairlane.config.source import MAX_BYTES, MAX_NODES, UnreadableFile
 from fairlane.config.strict import load, load_file, load_located
 from fairlane.errors import ConfigError
@@ -23,6 +23,11 @@ from fairlane.errors import ConfigError
 class Colour(Enum):
     RED = "red"
     OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    speed: Annotated[float, Percent(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Schema:
     maybe: Annotated[int, Bounds(0)] | None = None
     either: Annotated[int | None, Bounds(0, 9)] = None
     inner: Inner | None = None
+    mood: Colour | Detail = Colour.RED
+    pool: Annotated[Amount | None, ShareOrCount(Percent(0, 0.5), Count(1, 1000))] = None
     items: tuple[Inner, ...] = ()
     table: Mapping[Annotated[str, Text(r"[a-z]{1,3}", "one to three letters")], Inner] = field(default_factory=dict)
 
@@ -69,12 +76,14 @@ day: 2027-01-31
 maybe: null
 either: 3
 inner: {weight: 2}
+mood: {speed: 5%}
+pool: 20%
 items: [{weight: 0.5, name: "12:30"}]
 table: {a: {weight: 1e0}}
 """
     assert load(text.encode(), "f", Schema) == Schema(
         80, False, 0.25, 1536, 4_000_000, 0.125, "no", Colour.OFF, datetime.date(2027, 1, 31), None, 3,
-        Inner(2.0), (Inner(0.5, "12:30"),), {"a": Inner(1.0)},
+        Inner(2.0), Detail(0.05), Amount(share=0.2), (Inner(0.5, "12:30"),), {"a": Inner(1.0)},
     )  # fmt: skip
 
 
@@ -125,6 +134,20 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_the_file() -> None:
         ("word: 5", 'word: "5" is a whole number, not a text'),
         ("word: A", 'word: "A" is not allowed: a word is needed'),
         ("colour: blue", 'colour: "blue" is unknown: one of red, off is allowed'),
+        ("colour: rede", 'colour: "rede" is unknown, did you mean "red"?'),
+        ("mood: blue", 'mood: "blue" is unknown: one of red, off is allowed'),
+        ("mood: {speed: 101%}", 'mood.speed: "101%" is out of bounds'),
+        ("mood: []", "mood: is a list: one of red, off or a mapping with the keys speed is needed"),
+        ("mood:", "mood: is empty: one of red, off or a mapping with the keys speed is needed"),
+        ("pool: 51%", 'pool: "51%" is out of bounds: a percentage from 0% to 50% is allowed'),
+        (
+            "pool: 2k",
+            'pool: "2k" is out of bounds: a whole number or one such as 100k or 4M, from 1 to 1k, or',
+        ),
+        (
+            "pool: most",
+            'pool: "most" is a text: a whole number or one such as 100k or 4M, from 1 to 1k, or a percentage from 0% to 50%',
+        ),
         ("day: 2027-02-30", 'day: "2027-02-30" is not a date'),
         ("table: {abcd: {weight: 1}}", "table.abcd: is not one to three letters"),
         ("table: []", "table: is a list: a mapping is needed"),

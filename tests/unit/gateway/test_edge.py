@@ -13,14 +13,15 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from fairlane.errors import REASONS, FairlaneError, FieldViolation, InvalidRequest
-from fairlane.gateway.auth import PolicyAuthenticator, is_loopback
+from fairlane.gateway.auth import AdminAuthenticator, PolicyAuthenticator, is_loopback
 from fairlane.gateway.interceptors import error_status, trailers
 from fairlane.gateway.keys import hash_key, new_key
-from fairlane.gateway.policy.model import Node, Policy, Principal, TierPolicy
+from fairlane.gateway.overrides import Overrides
+from fairlane.gateway.policy.model import Node, Policy, Principal
 from fairlane.gateway.service import allowed_seconds, cache_domain
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
 from fairlane.protos.fairlane.v1 import worker_pb2 as wpb
-from fairlane.scheduler.tenancy import Tier, TiersPolicy
+from fairlane.scheduler.tenancy import TiersPolicy
 
 PEPPER = b"x" * 32
 LAST_DAY = datetime.date(2027, 1, 31)
@@ -50,7 +51,7 @@ def test_peers_of_this_machine_are_known_by_their_address(peer: str, loopback: b
 def authenticator(principal: Principal, key: str, today: datetime.date) -> PolicyAuthenticator:
     nodes = {"acme": Node("acme", ("gold",), "tenant:acme")}
     policy = Policy("", "", "", TiersPolicy.FCFS, {}, nodes, {hash_key(PEPPER, key): principal}, {})
-    return PolicyAuthenticator(policy, PEPPER, lambda: today)
+    return PolicyAuthenticator(policy, 1, PEPPER, Overrides(), lambda: today)
 
 
 def test_a_key_is_valid_through_its_last_day_and_not_after() -> None:
@@ -68,6 +69,16 @@ def test_a_loopback_key_is_refused_from_elsewhere() -> None:
     checked = authenticator(Principal("k", "acme", None, True), key, LAST_DAY)
     metadata = [("authorization", f"bearer {key}")]
     assert checked.authenticate(metadata, "ipv4:127.0.0.1:1").tiers == ("gold",)
+    with pytest.raises(FairlaneError) as caught:
+        checked.authenticate(metadata, "ipv4:192.0.2.7:1")
+    assert caught.value.reason == "UNAUTHENTICATED"
+
+
+def test_the_admin_key_is_a_demo_key_and_refused_from_elsewhere() -> None:
+    key = new_key()
+    checked = AdminAuthenticator(hash_key(PEPPER, key), PEPPER)
+    metadata = [("authorization", f"Bearer {key}")]
+    assert [checked.authenticate(metadata, peer).node for peer in ("ipv4:127.0.0.1:1", "unix:")] == ["admin"] * 2
     with pytest.raises(FairlaneError) as caught:
         checked.authenticate(metadata, "ipv4:192.0.2.7:1")
     assert caught.value.reason == "UNAUTHENTICATED"
@@ -130,15 +141,14 @@ def test_what_can_never_fit_is_refused_and_what_fits_is_given(
 
 
 def test_the_clients_deadline_wins_over_the_tiers_cap_over_the_default() -> None:
-    capped, uncapped = TierPolicy(Tier("a", 1), max_duration_s=30.0), TierPolicy(Tier("b", 1))
-    assert allowed_seconds(90.0, capped, 600.0) == 90.0
-    assert allowed_seconds(None, capped, 600.0) == 30.0
-    assert allowed_seconds(None, uncapped, 600.0) == 600.0
+    assert allowed_seconds(90.0, 30.0, 600.0) == 90.0
+    assert allowed_seconds(None, 30.0, 600.0) == 30.0
+    assert allowed_seconds(None, None, 600.0) == 600.0
 
 
 def test_a_deadline_that_has_passed_is_exceeded_before_anything_is_done() -> None:
     with pytest.raises(FairlaneError) as caught:
-        allowed_seconds(0.0, TierPolicy(Tier("a", 1)), 600.0)
+        allowed_seconds(0.0, None, 600.0)
     assert caught.value.reason == "DEADLINE_EXCEEDED"
 
 

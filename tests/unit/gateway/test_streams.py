@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from fairlane.clock import FakeClock
 from fairlane.errors import FairlaneError
@@ -36,15 +38,22 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def letters() -> Tokenizer:
+    """A is 65, B is 66, as in ASCII."""
+    tokenizer = Tokenizer(models.WordLevel({chr(code): code for code in range(128)}, unk_token="Z"))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
 class Stream:
     """A generation whose events are gathered."""
 
-    def __init__(self, coalesce_s: float = 60.0, **facts: Any) -> None:
+    def __init__(self, coalesce_s: float = 60.0, stop: Sequence[str] = (), **facts: Any) -> None:
         self.clock = FakeClock(100.0)
         self.inbox = make_inbox(self.clock)
         self.events: list[pb.GenerateEvent] = []
         stream = StreamFacts("id", "model", "gold", 7, self.clock.now(), coalesce_s, return_token_ids=True, **facts)
-        output = OutputText(None, [], frozenset())
+        output = OutputText(letters() if stop else None, list(stop), frozenset())
         self.task = asyncio.ensure_future(Generation(stream, self.inbox, output, self._write, self.clock).run())
 
     async def _write(self, event: pb.GenerateEvent) -> None:
@@ -73,7 +82,7 @@ async def test_the_first_token_goes_at_once_and_the_next_wait_for_company() -> N
 
 async def test_after_a_quiet_interval_a_token_goes_at_once() -> None:
     stream = Stream()
-    await stream.offer(tokens(1))
+    await stream.offer(STARTED, tokens(1))
     stream.clock.advance(60)
     await stream.offer(tokens(2))
     assert stream.token_events() == [[1], [2]]
@@ -94,7 +103,7 @@ async def test_timing_is_measured_from_arrival_on_the_gateways_clock() -> None:
 
 async def test_tokens_that_came_before_a_failure_are_delivered_before_it() -> None:
     stream = Stream()
-    await stream.offer(tokens(1))
+    await stream.offer(STARTED, tokens(1))
     await stream.offer(tokens(2))
     stream.inbox.fail(FairlaneError("WORKER_LOST", "gone"))
     with pytest.raises(FairlaneError, match="gone"):
@@ -114,6 +123,8 @@ async def test_the_first_failure_stays_and_later_deltas_are_dropped() -> None:
 async def test_a_reader_over_its_buffer_has_its_time_to_catch_up_and_is_cut_after_it() -> None:
     clock = FakeClock()
     inbox = make_inbox(clock, max_deltas=2)
+    inbox.offer(STARTED)
+    inbox.take()
     for _ in range(4):
         inbox.offer(tokens(1))
     clock.advance(30)
@@ -130,10 +141,10 @@ async def test_a_reader_over_its_buffer_has_its_time_to_catch_up_and_is_cut_afte
 
 async def test_a_pause_the_worker_reports_is_told_while_it_lasts() -> None:
     stream = Stream(coalesce_s=0, lifecycle_events=True)
-    await stream.offer(tokens(1))
+    await stream.offer(STARTED, tokens(1))
     await stream.offer(wpb.Delta(preempted=wpb.PreemptedDelta(kind="paused", reason="higher_rank")))
     expected = pb.Preempted(kind=pb.PREEMPTION_KIND_PAUSED, reason=pb.PREEMPTION_REASON_HIGHER_RANK)
-    assert stream.events[1].preempted == expected
+    assert [event.preempted for event in stream.events if event.HasField("preempted")] == [expected]
     stream.task.cancel()
 
 
@@ -145,3 +156,39 @@ async def test_seq_is_contiguous_over_all_kinds_of_events() -> None:
     kinds = [e.WhichOneof("event") for e in stream.events]
     assert kinds == ["queued", "started", "tokens", "preempted", "resumed", "tokens", "output_finished", "finished"]
     assert [e.seq for e in stream.events] == list(range(8))
+
+
+async def test_a_stop_string_after_a_preemption_still_tells_of_it() -> None:
+    stream = Stream(coalesce_s=0, stop=["D"])
+    lost = wpb.Delta(preempted=wpb.PreemptedDelta(kind="recomputed", reason="higher_rank"))
+    paused = wpb.Delta(preempted=wpb.PreemptedDelta(kind="paused", reason="higher_rank"))
+    await stream.offer(STARTED, tokens(65), lost, wpb.Delta(resumed_after_s=0.1), paused, tokens(66), lost, tokens(67, 68))
+    await stream.task
+    output, finished = stream.events[-2].output_finished, stream.events[-1].finished
+    assert (output.stop_string, finished.usage.preemptions, finished.usage.completion_tokens) == ("D", 2, 4)
+
+
+async def test_the_workers_own_figures_win_at_the_end() -> None:
+    stream = Stream()
+    ended = wpb.Delta(ended=wpb.EndedDelta(reason="length", preemptions=3, recomputed_tokens=70))
+    await stream.offer(STARTED, wpb.Delta(preempted=wpb.PreemptedDelta(kind="recomputed")), tokens(1), ended)
+    await stream.task
+    usage = stream.events[-1].finished.usage
+    assert (usage.preemptions, usage.recomputed_tokens) == (3, 70)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "violation"),
+    [
+        ((tokens(1),), "tokens before the start"),
+        ((wpb.Delta(queue_position=1), tokens(1)), "tokens before the start"),
+        ((STARTED, STARTED), "a second start"),
+        ((STARTED, tokens(1), STARTED), "a second start"),
+        ((wpb.Delta(started=wpb.StartedDelta(), token_ids=[1]),), None),
+        ((wpb.Delta(ended=wpb.EndedDelta(reason="failed")),), None),
+    ],
+)
+async def test_a_request_starts_once_and_before_its_tokens(deltas: tuple[wpb.Delta, ...], violation: str | None) -> None:
+    inbox = make_inbox(FakeClock())
+    answers = [inbox.offer(delta) for delta in deltas]
+    assert answers == [None] * (len(deltas) - 1) + [violation]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.errors import ConfigError
-from fairlane.gateway.keys import DemoKeys, hash_key, is_well_formed, load_or_create_pepper, new_key, read_demo_file
+from fairlane.gateway.keys import DemoKeys, _locked, hash_key, is_well_formed, load_or_create_pepper, new_key, read_demo_file
 from fairlane.gateway.policy.loader import load_policy_text
 from fairlane.gateway.policy.model import Policy
 
@@ -84,6 +89,50 @@ def test_demo_keys_stay_the_same_and_follow_the_policy(tmp_path: Path) -> None:
     first = DemoKeys.load_or_create(policy("a", "b"), tmp_path)
     second = DemoKeys.load_or_create(policy("b", "c"), tmp_path)
     assert (second.admin, second.tenants["o/b"], set(second.tenants)) == (first.admin, first.tenants["o/b"], {"o/b", "o/c"})
+
+
+def test_another_policy_from_the_same_folder_takes_nobodys_keys(tmp_path: Path) -> None:
+    first = DemoKeys.load_or_create(policy("a", "b"), tmp_path)
+    second = DemoKeys.load_or_create(policy("c"), tmp_path)
+    in_file = read_demo_file(second.path)[1]
+    again = DemoKeys.load_or_create(policy("a", "b"), tmp_path)
+    assert (list(second.tenants), list(in_file), again) == (["o/c"], ["o/c", "o/a", "o/b"], first)
+
+
+def test_two_first_starts_at_once_agree_on_the_keys(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, threading\n"
+        "from fairlane.gateway.keys import DemoKeys\n"
+        "from fairlane.gateway.policy.loader import load_policy_text\n"
+        "policy = load_policy_text(sys.argv[2].encode(), 'p')\n"
+        "sys.stdin.readline()\n"
+        "demo = DemoKeys.load_or_create(policy, pathlib.Path(sys.argv[1]))\n"
+        "print(demo.admin, *demo.tenants.values(), demo.admin_key_hash)"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path / "state"), policy("a", "b").text]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    starts = [subprocess.Popen(command, env=environment, **pipes) for _ in range(4)]
+    for start in starts:  # all are loaded and wait for this
+        start.stdin.write("\n")
+        start.stdin.flush()
+    said = {start.communicate(timeout=60)[0] for start in starts}
+    assert len(said) == 1
+    assert len(said.pop().split()) == 4
+
+
+def test_a_first_start_waits_for_one_that_is_writing(tmp_path: Path) -> None:
+    first = DemoKeys.load_or_create(policy("a"), tmp_path)
+    with _locked(tmp_path):
+        late = threading.Thread(target=lambda: DemoKeys.load_or_create(policy("b"), tmp_path))
+        late.start()
+        late.join(0.1)
+        waited = late.is_alive()
+        written = {"admin": first.admin, "tenants": {"o/z": new_key()}}
+        first.path.write_text(json.dumps(written))
+    late.join()
+    assert waited
+    assert set(read_demo_file(first.path)[1]) == {"o/b", "o/z"}
 
 
 def test_the_demo_file_is_only_for_its_owner_and_complete(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fairlane.errors import ConfigError
 from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.gateway.policy.model import Node, Principal, TierPolicy
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 ROOT = Path(__file__).parents[3]
 TODAY = datetime.date(2026, 6, 1)
@@ -50,6 +50,7 @@ def test_every_key_becomes_a_fact() -> None:
             "batch": TierPolicy(Tier("batch", 10, min_share=0.05, patience_s=600.0)),
         },
         {
+            "acme": Node("acme", (), "tenant:acme"),
             "acme/shop": Node("acme/shop", ("gold", "batch"), "tenant:acme/shop", 8),
             "acme/no": Node("acme/no", ("batch",), "group:docs"),
             "acme/open": Node("acme/open", ("batch",), "public"),
@@ -68,7 +69,31 @@ def test_the_hash_is_of_the_files_bytes_and_the_text_is_kept() -> None:
 def test_the_snapshot_is_what_the_engine_needs() -> None:
     policy = load_policy_text(GOOD.encode(), "p", TODAY)
     tiers = (policy.tiers["gold"].tier, policy.tiers["batch"].tier)
-    assert policy.snapshot(7) == PolicySnapshot(7, policy.sha256, TiersPolicy.VIP, tiers)
+    nodes = tuple(NodeShare(path) for path in ("acme", "acme/shop", "acme/no", "acme/open"))
+    assert policy.snapshot(7) == PolicySnapshot(7, policy.sha256, TiersPolicy.VIP, tiers, WithinTier.FCFS, nodes, None)
+
+
+def test_the_snapshot_carries_shares_caps_and_templates() -> None:
+    text = """
+version: 1
+scheduler: {tiers: fair, preempt_gap_ms: 50}
+tiers: {one: {priority: 1, weight: 2}, two: {priority: 1}}
+organisations:
+  a: {weight: 2, min: 20%, max_running: 9, tenants: {x: {tiers: [one], members: {weight: 3, max_running: 2}}}}
+  b: {tenants: {y: {tiers: [two]}}}
+"""
+    snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
+    assert (snapshot.tiers_policy, snapshot.preempt_gap_ms, [tier.weight for tier in snapshot.tiers], snapshot.nodes) == (
+        TiersPolicy.FAIR,
+        50.0,
+        [2.0, 1.0],
+        (
+            NodeShare("a", 2.0, 0.2, 9),
+            NodeShare("a/x", member_weight=3.0, member_max_running=2),
+            NodeShare("b"),
+            NodeShare("b/y"),
+        ),
+    )
 
 
 def test_extra_principals_join_but_never_replace_the_files_own() -> None:
@@ -91,9 +116,12 @@ def test_the_shipped_policy_is_right_and_says_nothing() -> None:
     policy = load_policy_file(ROOT / "configs" / "tenants.yaml", TODAY)
     assert (list(policy.tiers), list(policy.nodes), policy.warnings) == (
         ["gold", "standard", "batch"],
-        ["northwind/checkout", "northwind/docs-api", "chatly/paid", "chatly/free"],
+        ["northwind", "northwind/checkout", "northwind/docs-api", "chatly", "chatly/paid", "chatly/free"],
         (),
     )
+
+
+UNFAIR = "has no effect without fair shares: scheduler.within_tier fair, or scheduler.tiers fair"
 
 
 # In the lines expected below, @word@ stands for the place (line:column) of that word in the file, @word#2@ for its second.
@@ -105,7 +133,7 @@ TWO_KEYS = f'open: {{keys: [{{id: k2, hash: "{OTHER}"}}], '
     ("old", "new", "line"),
     [
         ("[gold, batch]", "[gold, bacth]", f'@bacth@: {T}.shop.tiers[1]: unknown tier bacth, did you mean "batch"?'),
-        ("[gold, batch]", "[]", f"@tiers: []@: {T}.shop.tiers: is empty: at least one of gold, batch is needed"),
+        ("[gold, batch]", "[]", f"@tiers: []@: {T}.shop.tiers: is empty: at least one of gold, batch is needed, here or"),
         ("[gold, batch]", "[gold, gold]", f"@gold]@: {T}.shop.tiers[1]: the tier gold is already listed at @gold, gold@"),
         ("max_in_flight: 8", "tiers: []", f"@tiers: []@: {T}.shop.tiers: duplicate key: it is already given at @tiers: [gold@"),
         (
@@ -205,7 +233,7 @@ def test_a_key_where_its_hash_belongs_is_refused_and_not_repeated() -> None:
             "[acme/no, acme/open]",
             '@acme/open@: groups.docs.members[1]: acme/open may use the group but does not: its cache_domain is "public"',
         ),
-        ("min: 5%", "min: 5%, weight: 2", "@weight@: tiers.batch.weight: has no effect with scheduler.tiers vip"),
+        ("min: 5%", "min: 5%, weight: 2", f"@weight@: tiers.batch.weight: {UNFAIR}"),
         ("tiers: vip", "tiers: fcfs", "@shaping@: tiers.gold.shaping: has no effect with scheduler.tiers fcfs"),
     ],
 )

@@ -1,0 +1,97 @@
+"""How the worker and its KV cache are doing, read from its latest heartbeat when the metrics are asked for. While no worker is
+ready only that fact is told: absent figures are better than old ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlane.gateway.metrics_tenants import OTHER, tenant_of
+from fairlane.gateway.policy.model import Policy
+from fairlane.gateway.worker_client import WorkerClient
+from fairlane.gateway.worker_facts import WorkerFacts
+from fairlane.protos.fairlane.v1 import worker_pb2
+
+Counts = Iterable[worker_pb2.CountSpec]
+
+
+class WorkerCollector(Collector):
+    """Prometheus collector. max_domains: cache domains with a series of their own, the largest; the rest are `other`."""
+
+    def __init__(self, worker: WorkerClient, policy: Callable[[], tuple[Policy, int]], max_domains: int) -> None:
+        self._worker = worker
+        self._policy = policy
+        self._max_domains = max_domains
+
+    def collect(self) -> Iterable[Metric]:
+        worker = self._worker
+        yield GaugeMetricFamily("fairlane_worker_ready", "1 if a worker can take requests.", value=float(worker.ready))
+        yield CounterMetricFamily("fairlane_worker_restarts", "New worker epochs seen.", value=worker.counters.restarts)
+        yield CounterMetricFamily("fairlane_worker_lost", "Sessions with a worker that were lost.", value=worker.counters.lost)
+        yield from self._of_policy()
+        facts, pong = worker.facts, worker.pong
+        if worker.ready and facts is not None:
+            yield from self._of_engine(facts, pong)
+            yield from self._of_blocks(facts, pong)
+
+    def _of_policy(self) -> Iterator[Metric]:
+        policy, generation = self._policy()
+        yield GaugeMetricFamily("fairlane_policy_generation", "Generation of the policy in force.", value=generation)
+        facts = {"tiers": policy.tiers_policy.value, "sha256": policy.sha256[:12]}
+        yield InfoMetricFamily("fairlane_policy", "The policy in force.", value=facts)
+
+    @staticmethod
+    def _of_engine(facts: WorkerFacts, pong: worker_pb2.Pong) -> Iterator[Metric]:
+        yield GaugeMetricFamily("fairlane_worker_epoch", "Times the worker process has been started.", value=facts.epoch)
+        yield CounterMetricFamily("fairlane_worker_steps", "Engine steps since the worker's start.", value=pong.step_id)
+        yield CounterMetricFamily("fairlane_worker_preemptions", "Evictions since the worker's start.", value=pong.preemptions)
+        running = "How long the current engine step has been running; 0 when idle."
+        yield GaugeMetricFamily("fairlane_worker_step_running_seconds", running, value=pong.step_running_s)
+        text = "Requests of all gateways in the engine."
+        yield _by_tier("fairlane_worker_requests_running", text, pong.running_by_tier)
+        yield _by_tier("fairlane_worker_requests_waiting", text, pong.waiting_by_tier)
+
+    def _of_blocks(self, facts: WorkerFacts, pong: worker_pb2.Pong) -> Iterator[Metric]:
+        ratio = "Used KV blocks / usable KV blocks."
+        yield GaugeMetricFamily("fairlane_block_utilization_ratio", ratio, value=pong.block_utilization_ratio)
+        rate = "Allocated but unused slots / allocated slots."
+        yield GaugeMetricFamily("fairlane_fragmentation_rate", rate, value=pong.fragmentation_rate)
+        blocks = GaugeMetricFamily("fairlane_kv_blocks", "KV blocks by what they hold.", labels=("state",))
+        blocks.add_metric(("used",), pong.blocks_used)
+        blocks.add_metric(("cached",), pong.blocks_cached)
+        blocks.add_metric(("free",), max(0, facts.num_blocks - pong.blocks_used - pong.blocks_cached))
+        yield blocks
+        domains = GaugeMetricFamily("fairlane_kv_blocks_by_domain", "Used KV blocks by cache domain.", labels=("domain",))
+        for domain, count in largest(pong.blocks_by_domain, pong.blocks_used, self._max_domains).items():
+            domains.add_metric((domain,), count)
+        yield domains
+
+
+def largest(counts: Counts, used: int, most: int) -> dict[str, int]:
+    """The `most` largest domains, partitions and members folded into their tenant's, and `other` for what is left of `used`."""
+    folded: dict[str, int] = {}
+    for entry in counts:
+        domain = domain_label(entry.name)
+        folded[domain] = folded.get(domain, 0) + entry.count
+    named = dict(sorted(folded.items(), key=lambda item: (-item[1], item[0]))[:most])
+    rest = used - sum(named.values())
+    return {**named, OTHER: rest} if rest > 0 else named
+
+
+def domain_label(framed: str) -> str:
+    """The domain of service.cache_domain's framing without the client's partition, which must not make series; a member's
+    domain counts for its tenant."""
+    match = re.match(r"(\d+):", framed)
+    domain = framed if match is None else framed[match.end() : match.end() + int(match[1])]
+    kind, colon, path = domain.partition(":")
+    return f"{kind}:{tenant_of(path)}" if colon else domain
+
+
+def _by_tier(name: str, text: str, counts: Counts) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, text, labels=("tier",))
+    for entry in counts:
+        gauge.add_metric((entry.name,), entry.count)
+    return gauge

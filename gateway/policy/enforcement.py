@@ -1,0 +1,123 @@
+"""Which keys of a policy file have no effect: because this version does not enforce them yet, or because others in the same
+file leave them nothing to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlane.config.schema import field_at
+from fairlane.config.source import Where
+from fairlane.config.strict import Located
+from fairlane.gateway.policy.checks import Found, entries, limited
+from fairlane.gateway.policy.schema import CostName, PolicyFile, ShapingPart, WithinTenant
+from fairlane.gateway.policy.shares import is_only_child
+from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
+
+NOT_ENFORCED = "is not enforced yet"
+
+
+def not_enforced(located: Located[PolicyFile]) -> list[Found]:
+    """A finding for each key of the file that is read and checked but has no effect."""
+    found: list[Found] = []
+    for where in located.marks:
+        field = field_at(PolicyFile, where)
+        if field is not None and not field.doc.enforced:
+            found.append((where, NOT_ENFORCED))
+    return [*found, *_values(located)]
+
+
+def _values(located: Located[PolicyFile]) -> Iterator[Found]:
+    """Keys that are enforced with some of their values only."""
+    scheduler = located.value.scheduler
+    if scheduler.within_tenant is not WithinTenant.FCFS:
+        yield ("scheduler", "within_tenant"), f"{scheduler.within_tenant.value} {NOT_ENFORCED}: until then fcfs holds"
+    if scheduler.cost is not CostName.TOKENS:
+        yield ("scheduler", "cost"), f"{scheduler.cost.value} {NOT_ENFORCED}: until then tokens holds"
+    for name, tier in located.value.tiers.items():
+        if isinstance(tier.shaping, ShapingPart):
+            nearest = preset(tier.shaping).value
+            yield ("tiers", name, "shaping"), f"in detail {NOT_ENFORCED}: until then {nearest}, the nearest, holds"
+
+
+def preset(shaping: Shaping | ShapingPart) -> Shaping:
+    """The shaping that the scheduler has and that protects most like it."""
+    if isinstance(shaping, Shaping):
+        return shaping
+    if shaping.prefill_share > 0.75:
+        return Shaping.GENTLE if shaping.pause_decodes else Shaping.OFF
+    return Shaping.BALANCED if shaping.prefill_share > 0.375 else Shaping.STRICT
+
+
+def without_effect(located: Located[PolicyFile]) -> list[Found]:
+    """A warning for each key that the rest of the file leaves nothing to decide."""
+    return [*_tier_keys(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
+
+
+def _is_fair(file: PolicyFile) -> bool:
+    """Whether anything is shared by weight."""
+    tiers, within = file.scheduler.tiers, file.scheduler.within_tier
+    return tiers is TiersPolicy.FAIR or (tiers is TiersPolicy.VIP and within is WithinTier.FAIR)
+
+
+# What the order of tiers leaves undecided. `priority` must be written, so it is never a mistake.
+_IDLE_TIER_KEYS = {
+    TiersPolicy.VIP: (),
+    TiersPolicy.FAIR: ("patience", "shaping"),
+    TiersPolicy.FCFS: ("min", "patience", "shaping"),
+}
+_WITHOUT_FAIR = "has no effect without fair shares: scheduler.within_tier fair, or scheduler.tiers fair"
+
+
+def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
+    policy = located.value.scheduler.tiers
+    for name in located.value.tiers:
+        for key in _IDLE_TIER_KEYS[policy]:
+            if _written(located, "tiers", name, key):
+                yield ("tiers", name, key), f"has no effect with scheduler.tiers {policy.value}"
+    if policy is TiersPolicy.FCFS:
+        for entry in entries(located.value):
+            if _written(located, *entry.where, "min"):
+                yield (*entry.where, "min"), "has no effect with scheduler.tiers fcfs"
+
+
+def _weights(located: Located[PolicyFile]) -> Iterator[Found]:
+    file = located.value
+    fair = _is_fair(file)
+    for name in file.tiers:
+        if _written(located, "tiers", name, "weight"):
+            if not fair:
+                yield ("tiers", name, "weight"), _WITHOUT_FAIR
+            elif not _shares_its_band(name, file):
+                yield ("tiers", name, "weight"), f"has no effect: no other tier has its priority, {file.tiers[name].priority}"
+    for where, _, _, entry in limited(file):
+        if _written(located, *where, "weight"):
+            if not fair:
+                yield (*where, "weight"), _WITHOUT_FAIR
+            elif where == entry.where and is_only_child(entry, file):
+                yield (*where, "weight"), f"has no effect: {entry.path} has no sibling to share with"
+
+
+def _shares_its_band(name: str, file: PolicyFile) -> bool:
+    if file.scheduler.tiers is TiersPolicy.FAIR:  # one band of all
+        return len(file.tiers) > 1
+    return sum(tier.priority == file.tiers[name].priority for tier in file.tiers.values()) > 1
+
+
+def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
+    scheduler = located.value.scheduler
+    if _written(located, "scheduler", "preempt_gap_ms") and not _is_fair(located.value):
+        yield ("scheduler", "preempt_gap_ms"), _WITHOUT_FAIR
+    decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)
+    if _written(located, "scheduler", "within_tier") and decided not in (None, scheduler.within_tier):
+        yield ("scheduler", "within_tier"), f"has no effect with scheduler.tiers {scheduler.tiers.value}"
+
+
+def _bursts(located: Located[PolicyFile]) -> Iterator[Found]:
+    for where, part, _, _ in limited(located.value):
+        if part.burst is not None and part.requests_per_minute is None and part.tokens_per_minute is None:
+            yield (*where, "burst"), "has no effect without requests_per_minute or tokens_per_minute"
+
+
+def _written(located: Located[PolicyFile], *where: str | int) -> bool:
+    path: Where = where
+    return path in located.marks

@@ -1,0 +1,100 @@
+"""What the commands for operators share: the admin address, one call to it, and how times and durations are written."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from fairlane.cli import client
+from fairlane.cli.exits import USAGE, stop
+
+Target = Annotated[str, typer.Option(envvar="FAIRLANE_ADMIN_TARGET", metavar="HOST:PORT", help="The server's admin address.")]
+For = Annotated[str | None, typer.Option("--for", metavar="TIME", help="Ends by itself after 90s, 30m, 12h or 2d.")]
+Abort = Annotated[bool, typer.Option("--abort", help="End its requests in flight too.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
+DEFAULT_TARGET = "127.0.0.1:50052"
+
+# Applying a policy waits for the worker, which may be in a long step.
+_TIMEOUT_S = 30.0
+_DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_NAME = re.compile(r"[^A-Za-z0-9._@-]")
+
+
+def call(target: str, state_dir: Any, method: str, request: Any) -> Any:
+    """The answer of one method of the Admin service; a refusal ends the command with one line."""
+    from fairlane.protos.fairlane.v1 import admin_pb2_grpc
+
+    key = client.admin_key(target, state_dir)
+    with client.connect(target) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
+        metadata = [*client.metadata(key), ("fairlane-operator", _who())]
+        return getattr(stub, method)(request, metadata=metadata, timeout=_TIMEOUT_S)
+
+
+def duration(text: str | None) -> Any:
+    """30m as a protobuf Duration; None for None. Ends the command for anything else."""
+    from google.protobuf.duration_pb2 import Duration
+
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text)
+    if match is None or not int(match[1]):
+        stop(USAGE, f"--for {text}: a time such as 90s, 30m, 12h or 2d is needed")
+    return Duration(seconds=int(match[1]) * _SECONDS[match[2]])
+
+
+def when(timestamp: Any) -> str:
+    """A protobuf Timestamp in this machine's time zone."""
+    from datetime import UTC
+
+    return str(timestamp.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds"))
+
+
+def print_json(answer: Any) -> None:
+    from google.protobuf.json_format import MessageToJson
+
+    typer.echo(MessageToJson(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+
+
+def print_table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Plain columns; what a terminal is too narrow for goes on the next line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def say_overridden(what: str, answer: Any) -> None:
+    """What an OverrideResponse means."""
+    until = f"until {when(answer.override.until)}" if answer.override.HasField("until") else "until it is lifted"
+    aborted = f"; {answer.aborted} requests ended" if answer.aborted else ""
+    typer.echo(f"{answer.override.name}: {what} {until}{aborted}")
+    _warn(answer)
+
+
+def say_lifted(name: str, what: str, answer: Any) -> None:
+    """What a LiftResponse means."""
+    typer.echo(f"{name}: {what}" if answer.lifted else f"{name}: nothing to lift")
+    _warn(answer)
+
+
+def _warn(answer: Any) -> None:
+    if not answer.persisted:
+        typer.echo("fairlane: warning: in force, but not written to disk: a restart of the server forgets it", err=True)
+
+
+def _who() -> str:
+    try:
+        return _NAME.sub("_", getpass.getuser())[:64] or "unknown"
+    except (OSError, KeyError):  # a user id without a name
+        return "unknown"
