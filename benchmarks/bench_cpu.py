@@ -92,7 +92,9 @@ def run_static(work: Workload, size: int, report: Report, started: Callable[[], 
     """transformers in batches of `size`; 1 is the sequential contender."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(work.threads)
     model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # outputs have exactly the length that was asked for
@@ -316,7 +318,7 @@ def main() -> None:
     asked = f"{len(work.prompts)} requests, {sum(map(len, work.prompts))} prompt tokens, {sum(work.max_tokens)} output tokens"
     print_rows(f"{asked}, float32, {work.threads} threads", rows)
     print_rows("ceilings of this machine, measured now", [limits])
-    step = f"{work.concurrency} sequences of about {profile_cpu.CONTEXT} tokens"
+    step = f"{work.concurrency} sequences of {profile_cpu.CONTEXT} tokens on average"
     print_rows(f"a decode step, {step}", profile)
     print_rows(f"the floor of that step, {step}", floors)
     console.print(next_limit(floors, profile))

@@ -119,13 +119,15 @@ def instrumented(executor: LocalExecutor, watch: Stopwatch) -> Iterator[None]:
 
 
 def profile_decode(batch: int, context: int, steps: int, threads: int, sampling: str = "greedy") -> list[dict[str, Any]]:
-    """Rows: part, ms a step (of the median half of the steps), share. The last row is the whole step, scheduler included."""
+    """Rows: part, ms a step, share of it; the last is the whole step, scheduler included. Lengths are spread evenly from a
+    quarter of `context` to seven quarters, because like lengths share a batch of the attention."""
     driver, executor = make_driver(batch, threads)
     try:
         text, rng = _text_tokens(), random.Random(1)
         for number in range(batch):
-            start = rng.randrange(len(text) - context)
-            prompt = tuple(text[start : start + context - steps // 2 - number % 17])
+            length = max(1, context // 4 + number * 3 * context // (2 * max(1, batch - 1)) - steps // 2)
+            start = rng.randrange(len(text) - length)
+            prompt = tuple(text[start : start + length])
             driver.add(make_request(number, prompt, steps + 64, SAMPLINGS[sampling], driver.clock.now()))
         while any(transcript.first_token_s is None for transcript in driver.transcripts.values()):
             driver.turn()
@@ -185,7 +187,7 @@ def ceilings(threads: int) -> dict[str, float]:
 
 
 def step_costs(folder: Path, batch: int, context: int) -> tuple[int, int, int]:
-    """Of a decode step: bytes of float32 weights it reads, bytes of K and V it reads, floating-point operations of its linears."""
+    """Of a decode step: bytes of float32 weights read, bytes of K and V read, floating-point operations of its linears."""
     from fairlane.worker.models.config import load_model_config
 
     config = load_model_config(folder)
@@ -208,14 +210,14 @@ def _best_s(function: Callable[[], Any], repeats: int = 12) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=16, help="sequences that decode together (default 16)")
-    parser.add_argument("--context", type=int, default=CONTEXT, help="about how many tokens each has (default %(default)s)")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of each, on average (default %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="decode steps to measure (default 40)")
     parser.add_argument("--threads", type=int, default=0, help="for torch; 0: one per core that this process may use")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy", help="how tokens are picked (default greedy)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment and rows there")
     given = parser.parse_args()
     rows = profile_decode(given.batch, given.context, given.steps, given.threads, given.sampling)
-    print_rows(f"a decode step, {given.batch} sequences of about {given.context} tokens, {given.sampling}", rows)
+    print_rows(f"a decode step, {given.batch} sequences of {given.context} tokens on average, {given.sampling}", rows)
     console.print("Times include what the stopwatch itself costs, about 1 µs a call (some 400 calls a step).", style="dim")
     write_json(given.json, [], rows)
 
