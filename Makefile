@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-tiers check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -60,6 +60,9 @@ test-gpu: setup ## Run the tests that need a GPU
 
 bench-tiers: setup model ## VIPs against a crowd on the real worker, FCFS and VIP (about a minute)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_tiers.py $(if $(JSON),--json $(JSON))
+
+bench-cpu: setup model ## Fairlane against transformers on this CPU, ceilings, a profile (about three minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_cpu.py $(if $(JSON),--json $(JSON))
 
 check: setup layering protos-check ## Lint, format check, types, import rules, generated code
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ One layer's KV cache is a view `kv[num_blocks, 2, Hkv, BS, D]` (0 = K, 1 = V); b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from fairlane.kernels.reference_sampling import SamplingTensors, gumbel_noise, p
 
 __all__ = [
     "AttentionPlan",
+    "RopeStep",
     "SamplingTensors",
     "Workspace",
     "add_rmsnorm",
@@ -25,6 +28,7 @@ __all__ = [
     "paged_attention",
     "philox4x32",
     "plan_attention",
+    "plan_rope",
     "rmsnorm",
     "rope_norm_write",
     "sample",
@@ -52,6 +56,32 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
+@dataclass(frozen=True, slots=True)
+class RopeStep:
+    """What a step's positions and slots come to, for all layers that share cos and sin.
+
+    cos, sin: [T, 1, D / 2] of the step's positions. written: rows of the step that go to the cache, None for all;
+    blocks, offsets: int64, where they go.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    written: Tensor | None
+    blocks: Tensor
+    offsets: Tensor
+
+
+def plan_rope(positions: Tensor, slot_mapping: Tensor, cos: Tensor, sin: Tensor, block_size: int) -> RopeStep:
+    """Arguments as for rope_norm_write. Worth it where many layers share it: half of a layer's calls are made here instead."""
+    written = None
+    if bool((slot_mapping < 0).any()):
+        written = torch.nonzero(slot_mapping >= 0).flatten()
+        slot_mapping = slot_mapping.index_select(0, written)
+    blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
+    at_cos, at_sin = (table.index_select(0, positions).unsqueeze(1) for table in (cos, sin))
+    return RopeStep(at_cos, at_sin, written, blocks, slot_mapping - blocks * block_size)
+
+
 def rope_norm_write(
     qkv: Tensor,
     positions: Tensor,
@@ -64,24 +94,30 @@ def rope_norm_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    step: RopeStep | None = None,
 ) -> Tensor:
     """Norms (where weights are given) and rotates q and k in place, writes K and V to the cache, returns q [T, Hq, D].
 
     qkv [T, (Hq + 2 Hkv) * D], contiguous, changed in place; positions int [T]; slot_mapping int64 [T], negative skips the
-    write; cos, sin [P, D / 2] by position; q_norm, k_norm [D], applied per head before the rotation.
+    write; cos, sin [P, D / 2] by position; q_norm, k_norm [D], applied per head before the rotation; step: what plan_rope made
+    of positions, slot_mapping, cos and sin, if it is at hand.
 
         x1 = x[..., : D/2]   x2 = x[..., D/2 :]      (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)
     """
     _, _, num_kv_heads, block_size, head_dim = kv.shape
     tokens = qkv.shape[0]
+    step = step or plan_rope(positions, slot_mapping, cos, sin, block_size)
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     rotated = heads[:, : num_heads + num_kv_heads]
     if q_norm is not None:
         rotated[:, :num_heads] = rmsnorm(rotated[:, :num_heads], q_norm, eps)
     if k_norm is not None:
         rotated[:, num_heads:] = rmsnorm(rotated[:, num_heads:], k_norm, eps)
-    _rotate(rotated, cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
-    _write_kv(heads[:, num_heads:].view(tokens, 2, num_kv_heads, head_dim), slot_mapping, kv, block_size)
+    _rotate(rotated, step.cos, step.sin)
+    fresh = heads[:, num_heads:].view(tokens, 2, num_kv_heads, head_dim)
+    if step.written is not None:
+        fresh = fresh.index_select(0, step.written)
+    kv.permute(0, 3, 1, 2, 4)[step.blocks, step.offsets] = fresh.to(kv.dtype)
     return heads[:, :num_heads]
 
 
@@ -97,15 +133,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     low, high = x[..., :half].to(cos.dtype), x[..., half:].to(cos.dtype)
     x[..., :half] = low * cos - high * sin
     x[..., half:] = high * cos + low * sin
-
-
-def _write_kv(fresh: Tensor, slot_mapping: Tensor, kv: Tensor, block_size: int) -> None:
-    """fresh [T, 2, Hkv, D] goes to kv[block, :, :, offset]."""
-    if bool((slot_mapping < 0).any()):
-        keep = slot_mapping >= 0
-        fresh, slot_mapping = fresh[keep], slot_mapping[keep]
-    blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
-    kv.transpose(2, 3).transpose(1, 2)[blocks, slot_mapping - blocks * block_size] = fresh.to(kv.dtype)
 
 
 def copy_blocks(pool: Tensor, pairs: Tensor) -> None:

@@ -1,9 +1,8 @@
-"""Paged attention in torch: a plan made once per step, then one call per layer. It decides how sequences are grouped, gathered
-and masked; sequences with one query token run batched, those with more (chunks, prefix hits) one by one through SDPA.
+"""Paged attention in torch: a plan made once per step, then one call per layer. It decides which sequences are computed in
+batches (one query token each: reference_decode.py) and computes the others (chunks, prefix hits) one by one through SDPA.
 
-A sequence is padded to a length that depends on its own length only, and every batch element is computed by itself, so a
-decode row's result does not depend on its companions. Keys that a query must not see may hold anything, NaN too: gathered
-K and V are zeroed there before use, since 0 * NaN would poison the sum.
+Keys that a query must not see may hold anything, NaN too: gathered K and V are zeroed there before use, since 0 * NaN would
+poison the sum.
 
     cached positions   [first_block * BS .......... seq_len)  gathered, in whole blocks
                                       ^ tail of the last block, and what is before the window: zeroed, masked
@@ -18,26 +17,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Integers = Sequence[int] | np.ndarray | Tensor  # on the host, or copied there
+from fairlane.kernels.reference_decode import (
+    DecodePlan,
+    Members,
+    Workspace,
+    as_slabs,
+    cache_rows,
+    decode_attention,
+    plan_decode,
+    stale_rows,
+    unused_keys,
+)
 
-_NULL_BLOCK = 0
+__all__ = ["AttentionPlan", "Workspace", "paged_attention", "plan_attention"]
+
+Integers = Sequence[int] | np.ndarray | Tensor  # on the host, or copied there
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Sequences that are computed in one batch: `num_queries` query tokens each, `num_blocks` gathered blocks each.
+class _Chunk:
+    """One sequence with several query tokens.
 
-    tokens: int64 [b * num_queries] rows of q. rows: int64 [2 * b * Hkv * num_blocks] of the cache seen as rows [BS * D].
-    stale: int64, rows of the gathered [.., D] view to be zeroed. hidden: bool, broadcastable to [b, 1, num_queries, keys].
+    tokens: its rows of q. rows: int64 [2 * Hkv * blocks] of the cache seen as rows [BS * D]. stale: int64, rows of the
+    gathered [.., D] view to be zeroed. visible: bool [num_queries, keys].
     """
 
-    tokens: Tensor
+    tokens: slice
     rows: Tensor
     stale: Tensor
-    hidden: Tensor
-    size: int
-    num_queries: int
-    num_blocks: int
+    visible: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +55,9 @@ class AttentionPlan:
     empty: rows of q that see no key at all; their output is 0.
     """
 
-    groups: tuple[_Group, ...]
+    decode: DecodePlan | None
+    chunks: tuple[_Chunk, ...]
     empty: Tensor
-
-
-class Workspace:
-    """One growing buffer for gathered K and V. Fresh memory for every layer would cost more than the attention itself: the
-    kernel hands out zeroed pages (measured 40 ms against 5 ms per step at batch 16)."""
-
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
-
-    def take(self, rows: int, columns: int, like: Tensor) -> Tensor:
-        """A buffer [rows, columns] of like's dtype and device; its content is whatever the last use left."""
-        needed, buffer = rows * columns, self._buffer
-        if buffer is None or buffer.numel() < needed or buffer.dtype != like.dtype or buffer.device != like.device:
-            buffer = self._buffer = torch.empty(needed + needed // 4, dtype=like.dtype, device=like.device)
-        return buffer[:needed].view(rows, columns)
 
 
 def plan_attention(
@@ -76,8 +70,10 @@ def plan_attention(
     """Plans a step on the host. query_start_loc [B + 1], seq_lens [B] (with the step's own tokens), block_table int [B, MB].
 
     kv: any layer's view [num_blocks, 2, Hkv, BS, D] of the cache. window W: key j is visible to query i iff i - W < j <= i.
-    Entries of a table row beyond its sequence, or wholly before its window, are never read.
+    Entries of a table row beyond its sequence, or wholly before its window, are never read. Raises ValueError for a cache that
+    does not hold a block contiguously.
     """
+    as_slabs(kv)
     starts, lens = _host(query_start_loc), _host(seq_lens)
     table = _host(block_table).reshape(len(lens), -1)
     block_size = kv.shape[3]
@@ -87,17 +83,12 @@ def plan_attention(
     first_key = np.maximum(first_query - window + 1, 0) if window is not None else np.zeros_like(lens)
     first_block = first_key // block_size
     num_blocks = -(-lens // block_size) - first_block
+    members = Members(lens, first_query, first_block, num_blocks, table)
+    single = np.flatnonzero(queries_seen == 1)
+    decode = plan_decode(starts[single + 1] - 1, members.pick(single), kv, window) if len(single) else None
+    chunks = [_plan_chunk(starts[i + 1], members.pick(np.array([i])), kv, window) for i in np.flatnonzero(queries_seen > 1)]
     empty = [row for s, n in zip(starts, queries - queries_seen, strict=False) for row in range(s, s + n)]
-    members: dict[tuple[int, int, int], list[int]] = {}  # query tokens, blocks, which sequence (one by one) or -1 (batched)
-    for index in np.flatnonzero(queries_seen > 0).tolist():
-        count, blocks = int(queries_seen[index]), int(num_blocks[index])
-        members.setdefault((1, _padded(blocks), -1) if count == 1 else (count, blocks, index), []).append(index)
-    groups = []
-    for (count, blocks, _), indices in members.items():
-        chosen = np.asarray(indices)
-        facts = (lens[chosen], first_query[chosen], first_block[chosen], num_blocks[chosen])
-        groups.append(_group(starts[chosen + 1] - count, facts, table[chosen], count, blocks, kv, window))
-    return AttentionPlan(tuple(groups), torch.tensor(empty, dtype=torch.int64, device=kv.device))
+    return AttentionPlan(decode, tuple(chunks), torch.tensor(empty, dtype=torch.int64, device=kv.device))
 
 
 def paged_attention(
@@ -123,103 +114,64 @@ def paged_attention(
         if block_table is None or seq_lens is None or query_start_loc is None:
             raise ValueError("paged_attention needs a plan, or block_table, seq_lens and query_start_loc")
         plan = plan_attention(query_start_loc, seq_lens, block_table, kv, window)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     workspace = workspace or Workspace()
-    for group in plan.groups:
-        k, v = _gather(kv, group, workspace)
-        if group.tokens.numel() == q.shape[0]:  # the whole step, in order: nothing to pick or place
-            return _attend(q, k, v, group, scale, softcap).to(q.dtype)
-        rows = _attend(q.index_select(0, group.tokens), k, v, group, scale, softcap)
-        out.index_copy_(0, group.tokens, rows.to(q.dtype))
+    decoded = None
+    if plan.decode is not None:
+        decoded = decode_attention(q, kv, plan.decode, scale, softcap, workspace)
+        if plan.decode.in_order and len(decoded) == len(q):
+            return decoded.to(q.dtype, copy=True)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if decoded is not None and plan.decode is not None:
+        out.index_copy_(0, plan.decode.tokens, decoded.to(q.dtype))
+    for chunk in plan.chunks:
+        out[chunk.tokens] = _attend(q[chunk.tokens], kv, chunk, scale, softcap, workspace)
     if plan.empty.numel():
         out.index_fill_(0, plan.empty, 0)
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, group: _Group, scale: float, softcap: float | None) -> Tensor:
-    """q [b * n, Hq, D], k and v [b, Hkv, keys, D]. The query heads that share a KV head become rows of one matrix."""
-    b, n = group.size, group.num_queries
-    hkv, dim = k.shape[1], k.shape[3]
-    ratio = q.shape[1] // hkv
-    packed = q.to(k.dtype).view(b, n, hkv, ratio, dim).permute(0, 2, 3, 1, 4).reshape(b, hkv, ratio * n, dim)
-    if n > 1 and softcap is None:
-        visible = ~group.hidden.expand(b, 1, n, -1).repeat(1, 1, ratio, 1)
-        result = torch.nn.functional.scaled_dot_product_attention(packed, k, v, attn_mask=visible, scale=scale)
+def _attend(q: Tensor, kv: Tensor, chunk: _Chunk, scale: float, softcap: float | None, workspace: Workspace) -> Tensor:
+    """q [n, Hq, D] of one sequence -> [n, Hq, D]. The query heads that share a KV head become rows of one matrix."""
+    k, v = _gather(kv, chunk, workspace)
+    hkv, _, dim = k.shape
+    n, ratio = len(q), q.shape[1] // hkv
+    packed = q.to(k.dtype).view(n, hkv, ratio, dim).permute(1, 2, 0, 3).reshape(1, hkv, ratio * n, dim)
+    if softcap is None:
+        visible = chunk.visible.repeat(ratio, 1)
+        result = torch.nn.functional.scaled_dot_product_attention(packed, k[None], v[None], attn_mask=visible, scale=scale)
     else:
-        scores = torch.matmul(packed * scale, k.transpose(-1, -2))
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        by_query = scores.view(b, hkv, ratio, n, -1)
-        by_query.masked_fill_(group.hidden.unsqueeze(1), float("-inf"))
+        scores = torch.matmul(packed * scale, k.transpose(-1, -2)).div_(softcap).tanh_().mul_(softcap)
+        scores.view(hkv, ratio, n, -1).masked_fill_(~chunk.visible, float("-inf"))
         result = torch.matmul(torch.softmax(scores, dim=-1), v)
-    return result.reshape(b, hkv, ratio, n, dim).permute(0, 3, 1, 2, 4).reshape(b * n, q.shape[1], dim)
+    return result.reshape(hkv, ratio, n, dim).permute(2, 0, 1, 3).reshape(n, q.shape[1], dim)
 
 
-def _gather(kv: Tensor, group: _Group, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """K and V of a group, [b, Hkv, keys, D] each, zero wherever the cache holds nothing valid for it."""
+def _gather(kv: Tensor, chunk: _Chunk, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """K and V of a sequence, [Hkv, keys, D] each, zero wherever the cache holds nothing valid for it."""
     _, _, hkv, block_size, dim = kv.shape
-    slab = block_size * dim
-    rows = torch.as_strided(kv, ((kv.shape[0] - 1) * (kv.stride(0) // slab) + 2 * hkv, slab), (slab, 1))
-    gathered = workspace.take(group.rows.numel(), slab, kv)
-    torch.index_select(rows, 0, group.rows, out=gathered)
-    gathered.view(-1, dim).index_fill_(0, group.stale, 0)
-    both = gathered.view(2, group.size, hkv, group.num_blocks * block_size, dim)
-    both = both.to(torch.promote_types(kv.dtype, torch.float32))
+    gathered = workspace.take(chunk.rows.numel(), block_size * dim, kv)
+    torch.index_select(as_slabs(kv), 0, chunk.rows, out=gathered)
+    gathered.view(-1, dim).index_fill_(0, chunk.stale, 0)
+    both = gathered.view(2, hkv, -1, dim).to(torch.promote_types(kv.dtype, torch.float32))
     return both[0], both[1]
 
 
-def _group(
-    tokens: np.ndarray,
-    facts: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    table: np.ndarray,
-    num_queries: int,
-    num_blocks: int,
-    kv: Tensor,
-    window: int | None,
-) -> _Group:
-    """tokens: each sequence's first row of q. facts: lens, first query's position, first block, own number of blocks."""
-    lens, first_query, first_block, own_blocks = facts
-    _, _, hkv, block_size, dim = kv.shape
-    slab = block_size * dim
-    if kv.stride()[1:] != (hkv * slab, slab, dim, 1) or kv.stride(0) % slab:
-        raise ValueError(
-            f"the cache's layer view must hold a block's [2, Hkv, BS, D] contiguously, its strides are {kv.stride()}"
-        )
-    column = np.arange(num_blocks)
-    source = np.minimum(first_block[:, None] + column, max(table.shape[1] - 1, 0))
-    blocks = np.where(column < own_blocks[:, None], np.take_along_axis(table, source, axis=1), _NULL_BLOCK).astype(np.int64)
-    inner = np.arange(2 * hkv).reshape(2, 1, hkv, 1)
-    rows = blocks[None, :, None, :] * (kv.stride(0) // slab) + inner
-    key = first_block[:, None] * block_size + np.arange(num_blocks * block_size)
-    query = first_query[:, None] + np.arange(num_queries)
-    hidden = key[:, None, :] > query[:, :, None]
-    unused = key >= lens[:, None]
+def _plan_chunk(end: int, member: Members, kv: Tensor, window: int | None) -> _Chunk:
+    """end: the row of q after the sequence's last. member: of this one sequence."""
+    block_size, num_blocks = kv.shape[3], int(member.num_blocks[0])
+    num_queries = int(member.lens[0] - member.first_query[0])
+    query = member.first_query[0] + np.arange(num_queries)[:, None]
+    key = member.first_block[0] * block_size + np.arange(num_blocks * block_size)
+    visible = key <= query
     if window is not None:
-        hidden |= key[:, None, :] <= query[:, :, None] - window
-        unused |= key <= first_query[:, None] - window
-    planes = np.arange(2).reshape(2, 1, 1, 1) * len(lens)
-    stale_rows = (
-        (planes + np.arange(len(lens)).reshape(1, -1, 1, 1)) * hkv + np.arange(hkv).reshape(1, 1, -1, 1)
-    ) * unused.shape[1]
-    stale = (stale_rows + np.arange(unused.shape[1]))[
-        np.broadcast_to(unused[None, :, None, :], (2, len(lens), hkv, unused.shape[1]))
-    ]
-    device = kv.device
-    return _Group(
-        tokens=torch.from_numpy((tokens[:, None] + np.arange(num_queries)).reshape(-1).astype(np.int64)).to(device),
-        rows=torch.from_numpy(rows.reshape(-1)).to(device),
-        stale=torch.from_numpy(stale.astype(np.int64)).to(device),
-        hidden=torch.from_numpy(hidden[:, None]).to(device),
-        size=len(lens),
-        num_queries=num_queries,
-        num_blocks=num_blocks,
+        visible &= key > query - window
+    stale = stale_rows(unused_keys(member, num_blocks, block_size, window), kv.shape[2])
+    return _Chunk(
+        tokens=slice(int(end) - num_queries, int(end)),
+        rows=torch.from_numpy(cache_rows(member, num_blocks, kv).reshape(-1)).to(kv.device),
+        stale=torch.from_numpy(stale).to(kv.device),
+        visible=torch.from_numpy(visible).to(kv.device),
     )
-
-
-def _padded(num_blocks: int) -> int:
-    """Rounds up by less than a quarter, so that sequences of like lengths share a batch. A function of own length only."""
-    step = max(1, (1 << (num_blocks.bit_length() - 1)) // 4)
-    return -(-num_blocks // step) * step
 
 
 def _host(values: Integers) -> np.ndarray:

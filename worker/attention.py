@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fairlane.kernels.reference import Workspace, paged_attention, plan_attention, rope_norm_write
+from fairlane.kernels.reference import RopeStep, Workspace, paged_attention, plan_attention, plan_rope, rope_norm_write
 from fairlane.worker.errors import ModelLoadError
 from fairlane.worker.input_batch import StepInputs
 from fairlane.worker.kv_cache import KVCache
@@ -46,6 +46,7 @@ class _TorchMetadata:
     positions: Tensor
     slot_mapping: Tensor
     plans: dict[int | None, Any]
+    rope: dict[int, RopeStep]  # by the identity of a layer's cos table: nearly always one for all layers
 
 
 class TorchAttention:
@@ -58,10 +59,15 @@ class TorchAttention:
     def plan(self, inputs: StepInputs, windows: frozenset[int | None]) -> _TorchMetadata:
         view = self._cache.layers[0]
         plans = {w: plan_attention(inputs.query_start_loc, inputs.seq_lens, inputs.block_table, view, w) for w in windows}
-        return _TorchMetadata(inputs.positions, inputs.slot_mapping, plans)
+        return _TorchMetadata(inputs.positions, inputs.slot_mapping, plans, {})
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, metadata: _TorchMetadata) -> Tensor:
         kv = self._cache.layers[layer.index]
+        step = metadata.rope.get(id(layer.cos))
+        if step is None:
+            block_size = kv.shape[3]
+            step = plan_rope(metadata.positions, metadata.slot_mapping, layer.cos, layer.sin, block_size)
+            metadata.rope[id(layer.cos)] = step
         q = rope_norm_write(
             qkv,
             metadata.positions,
@@ -73,6 +79,7 @@ class TorchAttention:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=layer.norm_eps,
+            step=step,
         )
         plan = metadata.plans[layer.window]
         out = paged_attention(q, kv, scale=layer.scale, softcap=layer.softcap, plan=plan, workspace=self._workspace)

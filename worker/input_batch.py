@@ -8,13 +8,15 @@ use them before the host has seen them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import SamplingParams
 
 MAX_AHEAD = 4  # positions beyond the length limit that steps in flight may reach before the scheduler drops their tokens
@@ -62,14 +64,28 @@ class InputBatch:
         self.sampling: list[SamplingParams] = [SamplingParams()] * num_slots
 
     def apply(self, output: ScheduleOutput) -> None:
-        """Released slots, then new sequences, then block appends. Raises ValueError at the first that does not fit."""
+        """Released slots, then new sequences, then block appends: all that fit, whatever else does not.
+
+        Raises ValueError for the first that does not fit, once the others are applied. The scheduler sends a diff only once, so
+        a release that came with a bad one must not be lost; a slot whose own diff did not fit holds no sequence any more.
+        """
+        failures: list[str] = []
         for slot in output.released_slots:
-            self._release(slot)
+            self._attempt(failures, slot, self._release, slot)
         for new in output.new:
-            self._add(new)
+            self._attempt(failures, new.slot, self._add, new)
         for append in output.appends:
-            self._check_slot(append.slot)
-            self._extend_table(append.slot, append.block_ids)
+            self._attempt(failures, append.slot, self._append, append)
+        if failures:
+            raise ValueError(failures[0])
+
+    def _attempt(self, failures: list[str], slot: int, change: Callable[[Any], None], argument: Any) -> None:
+        try:
+            change(argument)
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # what numpy, torch and our own checks raise
+            failures.append(str(error))
+            if 0 <= slot < self.num_slots:
+                self._release(slot)
 
     def prepare(self, scheduled: list[ScheduledSequence]) -> StepInputs:
         """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
@@ -121,12 +137,17 @@ class InputBatch:
         tokens = torch.tensor(new.token_ids, dtype=torch.int64)
         if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             raise ValueError(f"a token id is outside [0, {self._vocab_size})")
+        sampling = SamplingParams(**new.sampling)
         self._release(slot)  # sent again (after a preemption): the old state goes, whole
         self.token_ids[slot, :count] = tokens.to(self._device)
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
-        self.sampling[slot] = SamplingParams(**new.sampling)
+        self.sampling[slot] = sampling
         self.used[slot] = True
         self._extend_table(slot, new.block_tables)
+
+    def _append(self, append: BlockAppend) -> None:
+        self._check_slot(append.slot)
+        self._extend_table(append.slot, append.block_ids)
 
     def _release(self, slot: int) -> None:
         if not 0 <= slot < self.num_slots:

@@ -60,8 +60,8 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         metadata = self._attention.plan(inputs, self._model.windows)
-        hidden = self._model.forward(inputs.input_ids, self._attention, metadata)
-        return self._model.logits(hidden.index_select(0, inputs.sample_rows))
+        hidden = self._model.forward(inputs.input_ids, self._attention, metadata, inputs.sample_rows)
+        return self._model.logits(hidden)
 
     def _sample(self, logits: torch.Tensor, inputs: StepInputs, result: StepResult) -> None:
         if not len(inputs.sample_entries):

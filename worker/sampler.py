@@ -27,16 +27,30 @@ class Sampled:
 
 def sample_tokens(logits: Tensor, slots: np.ndarray, positions: np.ndarray, batch: InputBatch) -> Sampled:
     """logits float32 [S, V] (may be changed), slots and positions [S]: whose next token goes where."""
-    ok = torch.isfinite(logits.sum(dim=-1)).cpu().numpy()  # the sum is finite only if every logit is
     params = [batch.sampling[slot] for slot in slots.tolist()]
     for row, (slot, row_params) in enumerate(zip(slots.tolist(), params, strict=True)):
-        if changes_logits(row_params) and ok[row]:
+        if changes_logits(row_params):
             _adjust(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
-    if all(row_params.temperature == 0 for row_params in params):
+    greedy = all(row_params.temperature == 0 for row_params in params)
+    ok = _finite(logits, None if greedy else [row_params.temperature for row_params in params])
+    if greedy:
         return Sampled(logits.argmax(dim=-1), ok)
     if not ok.all():
         logits = logits.masked_fill(torch.from_numpy(~ok).to(logits.device).unsqueeze(1), 0.0)
     return Sampled(sample(logits, _tensors(params, positions, logits.device)), ok)
+
+
+def _finite(logits: Tensor, temperatures: list[float] | None) -> np.ndarray:
+    """bool [S]: rows whose logits are finite, and stay so when they are divided by the temperature.
+
+    Asked after bias and penalties, which overflow for extreme parameters: a penalty of 1e-40 makes 1 an infinity.
+    """
+    largest = torch.maximum(-logits.amin(dim=-1), logits.amax(dim=-1))  # a NaN comes through; aminmax is 20 times slower
+    if temperatures is not None:
+        divisor = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
+        largest = largest / divisor.masked_fill(divisor == 0, 1.0)
+    finite: np.ndarray = torch.isfinite(largest).cpu().numpy()
+    return finite
 
 
 def changes_logits(params: SamplingParams) -> bool:

@@ -121,6 +121,15 @@ def test_one_plan_and_one_workspace_serve_every_layer() -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], attend(case))
 
 
+def test_a_result_outlives_the_next_use_of_its_plan() -> None:
+    case = make_case([(40, 1), (35, 1)], num_heads=2, num_kv_heads=2, head_dim=16, block_size=8)
+    plan = plan_attention(case.query_start_loc, case.seq_lens, case.block_table, case.kv)
+    first = paged_attention(case.q, case.kv, scale=0.2, plan=plan)
+    kept = first.clone()
+    paged_attention(-case.q, case.kv, scale=0.2, plan=plan)
+    assert torch.equal(first, kept)
+
+
 def test_a_layer_major_cache_gives_the_same() -> None:
     case = make_case([(40, 1), (9, 4)], num_heads=2, num_kv_heads=2, head_dim=16, block_size=8)
     layer_major = case.kv.contiguous()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairlane.kernels.reference import add_rmsnorm, copy_blocks, rmsnorm, rope_norm_write, silu_mul
+from fairlane.kernels.reference import add_rmsnorm, copy_blocks, plan_rope, rmsnorm, rope_norm_write, silu_mul
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 3
 
@@ -83,6 +83,17 @@ def test_rope_norm_write_changes_exactly_the_slots_it_names(data: st.DataObject)
     got = rope_norm_write(qkv, positions, mapping, cos, sin, pool[:, 1], num_heads=HEADS, q_norm=q_norm, k_norm=k_norm)
     written = torch.allclose(pool, expected, atol=2e-5, equal_nan=True)
     assert written and torch.allclose(got.double(), want_q, atol=2e-5) and torch.equal(pool[0], torch.zeros_like(pool[0]))
+
+
+def test_a_planned_step_gives_what_an_unplanned_one_gives() -> None:
+    qkv = random(4, (HEADS + 2 * KV_HEADS) * DIM)
+    cos, sin = random(64, DIM // 2, seed=5), random(64, DIM // 2, seed=6)
+    positions, mapping = torch.tensor([3, 60, 0, 9]), torch.tensor([17, -1, 9, 30])
+    pools = [torch.zeros(4, LAYERS, 2, KV_HEADS, 8, DIM) for _ in range(2)]
+    plain = rope_norm_write(qkv.clone(), positions, mapping, cos, sin, pools[0][:, 1], num_heads=HEADS)
+    step = plan_rope(positions, mapping, cos, sin, 8)
+    planned = rope_norm_write(qkv.clone(), positions, mapping, cos, sin, pools[1][:, 1], num_heads=HEADS, step=step)
+    assert torch.equal(plain, planned) and torch.equal(pools[0], pools[1]) and bool(pools[0].any())
 
 
 def test_rope_in_half_precision_rotates_in_float32() -> None:

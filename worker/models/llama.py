@@ -90,16 +90,21 @@ class LlamaModel:
             self._head = Linear.around(self._embedding)
         self._head.pack()
 
-    def forward(self, input_ids: Tensor, attention: AttentionBackend, metadata: Any) -> Tensor:
-        """input_ids int64 [T] -> normed hidden states [T, H]; K and V of these tokens are written to the cache."""
+    def forward(self, input_ids: Tensor, attention: AttentionBackend, metadata: Any, rows: Tensor | None = None) -> Tensor:
+        """input_ids int64 [T] -> normed hidden states [T, H]; K and V of these tokens are written to the cache.
+
+        rows: int64 [S], ascending, the only rows wanted: [S, H]. Beyond the last layer's attention no other row is computed.
+        """
         eps = self.config.rms_norm_eps
         residual = self._embedding.index_select(0, input_ids)
         x = rmsnorm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
-            x = layer.o(attention.forward(layer.attention, layer.qkv(x), metadata))
-            x = add_rmsnorm(x, residual, layer.post_norm, eps)
-            x = layer.down(silu_mul(layer.gate_up(x)))
+            x = attention.forward(layer.attention, layer.qkv(x), metadata)
             last = index + 1 == len(self._layers)
+            if last and rows is not None and len(rows) < len(x):
+                x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+            x = add_rmsnorm(layer.o(x), residual, layer.post_norm, eps)
+            x = layer.down(silu_mul(layer.gate_up(x)))
             x = add_rmsnorm(x, residual, self._norm if last else self._layers[index + 1].input_norm, eps)
         return x
 

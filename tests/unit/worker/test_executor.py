@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +137,60 @@ def test_a_step_that_does_not_fit_fails_alone(executor: LocalExecutor, parts: di
     with pytest.raises(StepError, match=message):
         executor.result(handle)
     assert generate(executor, PROMPT, [1, 2, 3], 3) == expected
+
+
+def test_a_bad_diff_does_not_keep_the_others_from_being_applied(executor: LocalExecutor) -> None:
+    expected = generate(executor, PROMPT, [1, 2, 3], 4)
+    run(executor, released_slots=[0], new=[new_sequence(0, [9] * 4, [20]), new_sequence(1, [8] * 4, [21])])
+    run(executor, new=[new_sequence(2, PROMPT, [30, 31])], scheduled=[entry(2, 0, len(PROMPT))])
+    # released: 0, with a slot that does not exist before it; new: 1 is overwritten by what does not fit, 3 fits;
+    # appended: 4 holds nothing, 2 grows
+    mixed = ScheduleOutput(
+        1,
+        released_slots=[99, 0],
+        new=[new_sequence(1, [500], [40]), new_sequence(3, PROMPT, [41, 42, 43])],
+        appends=[BlockAppend(4, [[44]]), BlockAppend(2, [[32]])],
+    )
+    with pytest.raises(StepError, match="slot 99 is outside"):
+        executor.result(executor.launch(mixed))
+    batch = executor.runner._batch
+    held = {slot: batch.block_table[slot, :4].tolist() for slot in np.flatnonzero(batch.used).tolist()}
+    assert held == {2: [30, 31, 32, 0], 3: [41, 42, 43, 0]} and not batch.block_table[[0, 1, 4]].any()
+    both = run(executor, scheduled=[entry(3, 0, len(PROMPT)), entry(2, len(PROMPT))])
+    run(executor, released_slots=[2, 3])
+    assert both.tokens == [expected[:1], expected[1:2]]
+
+
+def test_a_slot_whose_blocks_did_not_fit_holds_no_sequence(executor: LocalExecutor) -> None:
+    run(executor, released_slots=[0], new=[new_sequence(0, PROMPT, [1, 2])], scheduled=[entry(0, 0, len(PROMPT))])
+    with pytest.raises(StepError, match="block id of slot 0 is outside"):
+        run(executor, appends=[BlockAppend(0, [[64]])])
+    with pytest.raises(StepError, match="slot 0 holds no sequence"):
+        run(executor, scheduled=[entry(0, len(PROMPT))])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_penalty_that_overflows_ends_its_row_only(executor: LocalExecutor, temperature: float) -> None:
+    expected = generate(executor, PROMPT, [1, 2, 3], 1)
+    tiny = dataclasses.asdict(SamplingParams(temperature=temperature, repetition_penalty=1e-40))
+    new = [new_sequence(0, PROMPT, [4, 5], tiny), new_sequence(1, PROMPT, [6, 7])]
+    result = run(executor, released_slots=[0], new=new, scheduled=[entry(i, 0, len(PROMPT)) for i in (0, 1)])
+    run(executor, released_slots=[0, 1])
+    assert (result.tokens, list(result.errors)) == ([[], expected], [0])
+
+
+def test_rows_that_are_not_sampled_do_not_change_those_that_are(executor: LocalExecutor) -> None:
+    """Beyond the last layer's attention only sampled rows are computed."""
+    runner = executor.runner
+    runner.execute(ScheduleOutput(0, new=[new_sequence(0, PROMPT, [1, 2]), new_sequence(1, PROMPT[::-1], [3, 4])]))
+    inputs = runner._batch.prepare([entry(0, 0, len(PROMPT)), entry(1, 0, len(PROMPT))])
+    with torch.inference_mode():
+        plan = [runner._attention.plan(inputs, runner._model.windows) for _ in range(2)]
+        every = runner._model.forward(inputs.input_ids, runner._attention, plan[0])
+        rows = torch.tensor([len(PROMPT) - 1, 2 * len(PROMPT) - 1])
+        some = runner._model.forward(inputs.input_ids, runner._attention, plan[1], rows)
+    run(executor, released_slots=[0, 1])
+    assert torch.equal(some, every[rows])
 
 
 def test_logits_that_are_not_finite_end_their_row_only(folder: Path) -> None:

@@ -74,6 +74,28 @@ def test_a_row_that_is_not_finite_is_marked_and_the_others_draw(bad: float, temp
     assert (sampled.ok.tolist(), sampled.tokens[[0, 2]].tolist()) == ([True, False, True], [2, 2])
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0, "repetition_penalty": 1e-40},
+        {"temperature": 1.0, "repetition_penalty": 1e-40, "top_p": 0.9},
+        {"temperature": 1e-39, "top_k": 2},
+        {"temperature": 1e-39},
+    ],
+)
+def test_parameters_that_overflow_mark_their_row_and_the_others_draw(sampling: dict[str, Any]) -> None:
+    batch = batch_of(([2], 1, {"temperature": 1.0, "top_k": 1}), ([2], 1, sampling), ([2], 1, {}))
+    sampled = sample_tokens(torch.tensor([LOGITS] * 3), np.arange(3), np.ones(3, dtype=np.int64), batch)
+    assert (sampled.ok.tolist(), sampled.tokens[[0, 2]].tolist()) == ([True, False, True], [2, 2])
+
+
+def test_large_finite_logits_are_no_error() -> None:
+    batch = batch_of(([2], 1, {}))
+    logits = torch.tensor([[3e38, 2e38, 3.3e38, 1.0, 0.0, 3e38]])  # their sum is no float32
+    sampled = sample_tokens(logits, np.array([0]), np.array([1]), batch)
+    assert (sampled.ok.tolist(), sampled.tokens.tolist()) == ([True], [2])
+
+
 def test_all_64_bits_of_a_seed_count() -> None:
     seeds = [0, 1 << 31, 1 << 32, 1 << 63, 2**64 - 1]
     batch = InputBatch(8, 64, 8, 100, 5000, torch.device("cpu"))
