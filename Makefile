@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -57,6 +57,12 @@ test: setup model ## Run the tests that need no GPU
 
 test-gpu: setup ## Run the tests that need a GPU
 	$(BIN)/pytest tests/gpu
+
+bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
+
+bench-shares: setup model ## Weighted shares of four backlogged tenants on the real worker (about four minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_shares.py $(if $(JSON),--json $(JSON))
 
 bench-tiers: setup model ## VIPs against a crowd on the real worker, FCFS and VIP (about a minute)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_tiers.py $(if $(JSON),--json $(JSON))
