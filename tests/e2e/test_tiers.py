@@ -13,7 +13,7 @@ from pathlib import Path
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 from serving import Served, serving
 
-# 20 usable blocks of 16 tokens; a request holds 64 prompt + 24 output tokens = 6 blocks less the last token's: 5 to 6.
+# 22 usable blocks of 16 tokens; a request holds 64 prompt + about 28 output tokens: 5 to 6 blocks.
 NUM_BLOCKS = 1 + 22
 NODES = {"gold": "northwind/checkout", "standard": "northwind/docs-api", "batch": "northwind/docs-api"}
 

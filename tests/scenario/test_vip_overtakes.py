@@ -12,7 +12,7 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import Request
 from fairlane.scheduler.tenancy import TiersPolicy
 
-# 64 usable blocks of 16 tokens = 1024; a request holds 96..160 prompt + 64..96 output = 10..16 blocks: about four at once.
+# 48 blocks of 16 tokens; a request holds 96..160 prompt + 64..96 output tokens = 10..16 blocks: about four at once.
 NUM_BLOCKS = 48
 FCFS_MAKESPAN_S = 5.0
 
