@@ -143,7 +143,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if ask.token_ids is not None:
             ids: Sequence[int] = ask.token_ids
         else:
-            ids = await self._tokenizers.encode(identity.node, ask.prompt or "")
+            ids = await self._tokenizers.encode(identity.node, ask.prompt or "", facts.max_model_len)
         if not ids:
             raise InvalidRequest([FieldViolation("input", "has no tokens")])
         max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, bounds.max_output_tokens, facts)

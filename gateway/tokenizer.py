@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 from fairlane.errors import ConfigError, FairlaneError
 from fairlane.gateway.chat_template import ChatTemplate
 
+# Text longer than this per token of the limit is judged by its beginning: English has about 4 characters a token.
+_CHARS_PER_TOKEN = 8
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -42,20 +44,35 @@ class PromptEncoder:
         spellings = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with whatever the tokenizer itself puts around a text (a BOS id, say)."""
-        return _encode(self._literal, text, add_special_tokens=True)
+    def encode_prompt(self, text: str, at_most: int | None = None) -> list[int]:
+        """Ids of a plain prompt, with whatever the tokenizer itself puts around a text (a BOS id, say). Of a text that is far
+        longer than `at_most` tokens, only the first at_most + 1."""
+        return self._beginning(text, at_most) or _encode(self._literal, text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], at_most: int | None = None) -> list[int]:
         """Ids of the rendered conversation; equal to transformers' `apply_chat_template(add_generation_prompt=True)` unless
-        a message spells a special token. Raises NO_CHAT_TEMPLATE, or InvalidRequest if the template refuses."""
+        a message spells a special token. With a message far longer than `at_most` tokens, only at_most + 1 of its own.
+        Raises NO_CHAT_TEMPLATE, or InvalidRequest if the template refuses."""
         if self._template is None:
             raise FairlaneError("NO_CHAT_TEMPLATE", "this model has no chat template; send `prompt` or `token_ids`")
+        for message in messages:
+            beginning = self._beginning(message.content, at_most)
+            if beginning:
+                return beginning
         pattern = self._special_pattern
         if pattern is None or not any(pattern.search(message.content) for message in messages):
             text = self._template.render([{"role": m.role, "content": m.content} for m in messages])
             return _encode(self.tokenizer, text)
         return self._encode_disarmed(messages, self._template, pattern)
+
+    def _beginning(self, text: str, at_most: int | None) -> list[int]:
+        """at_most + 1 ids if the beginning of a very long text already has more than at_most; else none. It is cut at white
+        space, where tokenizers split anyway, so the rest could not make its tokens fewer."""
+        if at_most is None or len(text) <= _CHARS_PER_TOKEN * at_most:
+            return []
+        window = _CHARS_PER_TOKEN * at_most
+        ids = _encode(self._literal, text[: max(text.rfind(" ", 0, window), text.rfind("\n", 0, window)) + 1 or window])
+        return ids[: at_most + 1] if len(ids) > at_most else []
 
     def _encode_disarmed(self, messages: Sequence[ChatMessage], template: ChatTemplate, pattern: re.Pattern[str]) -> list[int]:
         """Renders with every special spelling in a message replaced by a placeholder, so that what is still spelled out

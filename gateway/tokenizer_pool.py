@@ -31,7 +31,7 @@ class TokenizerPool:
         """For detokenizing; None when the model has no tokenizer here."""
         return None if self._encoder is None else self._encoder.tokenizer
 
-    async def encode(self, node: str, prompt: str | Sequence[ChatMessage]) -> list[int]:
+    async def encode(self, node: str, prompt: str | Sequence[ChatMessage], at_most: int | None = None) -> list[int]:
         """Ids of a plain prompt or of a conversation. Raises NO_TOKENIZER, and what PromptEncoder raises."""
         encoder = self._encoder
         if encoder is None:
@@ -39,9 +39,9 @@ class TokenizerPool:
         await self._turn(node)
         loop = asyncio.get_running_loop()
         if isinstance(prompt, str):
-            work = self._executor.submit(encoder.encode_prompt, prompt)
+            work = self._executor.submit(encoder.encode_prompt, prompt, at_most)
         else:
-            work = self._executor.submit(encoder.encode_chat, prompt)
+            work = self._executor.submit(encoder.encode_chat, prompt, at_most)
         # A thread cannot be interrupted: a cancelled caller's thread is free when its work is done, not before.
         work.add_done_callback(lambda _: self._release_from_thread(loop))
         return await asyncio.wrap_future(work)

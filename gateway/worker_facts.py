@@ -68,8 +68,9 @@ def resolve_max_tokens(prompt_tokens: int, asked: int | None, tier_limit: int | 
 def context_length_exceeded(prompt_tokens: int, asked: int | None, limit: int) -> FairlaneError:
     """Prompt and output together are more than the model's context."""
     more = "" if asked is None else f" plus max_tokens {asked}"
+    least = "at least " if prompt_tokens == limit + 1 else ""  # a very long text is counted no further than that
     return FairlaneError(
         "CONTEXT_LENGTH_EXCEEDED",
-        f"{prompt_tokens} prompt tokens{more} do not fit the model's context of {limit} tokens",
+        f"{least}{prompt_tokens} prompt tokens{more} do not fit the model's context of {limit} tokens",
         metadata={"prompt_tokens": str(prompt_tokens), "max_tokens": str(asked or 1), "limit": str(limit)},
     )

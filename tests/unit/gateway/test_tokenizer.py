@@ -194,3 +194,28 @@ def test_a_template_with_a_syntax_error_is_a_config_error(tmp_path: Path) -> Non
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ConfigError, match="chat template, line 1"):
         load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("length", [10, 400, 4000])
+def test_a_text_far_over_the_limit_is_counted_to_the_limit_and_no_further(folder: Path, length: int) -> None:
+    """Limit 20: 400 characters of short words are more than 20 tokens and within 8 characters a token of 50; 4,000 are not."""
+    encoder = encoder_of(folder)
+    text = "the quick fox " * (length // 14 + 1)
+    whole = encoder.encode_prompt(text)
+    for limit in (20, 50, 100_000):
+        counted = encoder.encode_prompt(text, limit)
+        far_over = len(text) > 8 * limit
+        assert len(counted) == (limit + 1 if far_over else len(whole))
+        assert (len(counted) > limit) == (len(whole) > limit)
+
+
+def test_a_long_text_of_few_tokens_is_not_judged_by_its_length(folder: Path) -> None:
+    encoder = encoder_of(folder)
+    text = "assistant " * 200  # one or two tokens for ten characters
+    whole = encoder.encode_prompt(text)
+    assert encoder.encode_prompt(text, len(whole)) == whole
+
+
+def test_a_message_far_over_the_limit_is_counted_to_the_limit(folder: Path) -> None:
+    messages = [ChatMessage("system", "Be kind."), ChatMessage("user", "fox " * 5000)]
+    assert len(encoder_of(folder).encode_chat(messages, 100)) == 101

@@ -23,7 +23,7 @@ class GatedEncoder:
         self.gate = threading.Semaphore(0)
         self.failing = ""
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str, at_most: int | None = None) -> list[int]:
         self.order.append(text)
         self.gate.acquire()
         if text == self.failing:
