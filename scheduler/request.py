@@ -182,11 +182,6 @@ class Sequence:
         """Tokens it could compute now: the rest of its prompt or recompute, or the one decode token."""
         return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
 
-    @property
-    def is_decoding(self) -> bool:
-        """True when just one token is pending and it follows at least one output token."""
-        return self.num_pending_tokens == 1 and self.num_computed_tokens >= self.num_prompt_tokens
-
     def __repr__(self) -> str:  # no token content: reprs end up in logs
         return (
             f"Sequence(id={self.request_id}, tier={self.request.tier}, {self.status.value}, "
