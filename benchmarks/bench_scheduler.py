@@ -1,6 +1,8 @@
 """What one scheduler step costs: schedule() + update() at 256 running sequences, with 0 to 100,000 waiting ones over 1, 100 and
 1000 tenants, under each policy. The yardstick, timed in the same run, is a bare Python loop over 256 sequence objects that
-appends a token, increments a count and compares it with max_tokens: what any scheduler in Python does at the least.
+appends a token, increments a count and compares it with max_tokens: what a scheduler that tells every sequence does at least.
+
+steady: nobody comes or goes. churn: in every step 4 requests end, 4 are admitted and 4 arrive (their add() is timed, too).
 
     python benchmarks/bench_scheduler.py [--json FILE] [--quick]
 """
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier,
 
 RUNNING = 256
 STEPS = 200
+ENDING = 4  # per step, under churn
 BLOCK_SIZE = 16
+STEP_S = 0.01  # of the engine's clock, per step: windows move on, requests age
 TIERS = (
     Tier("gold", 100, shaping=Shaping.BALANCED),
     Tier("standard", 50, min_share=0.1, patience_s=60),
@@ -63,18 +68,16 @@ def bare_loop_us() -> float:
             if sequence.num_tokens >= sequence.max_tokens:
                 raise AssertionError
 
-    return median_us(step, 2000)[0]
-
-
-def median_us(step: Callable[[], None], count: int) -> tuple[float, float]:
-    """p50 and p99 of `count` calls."""
     times = []
-    for _ in range(count):
+    for _ in range(2000):
         start = time.perf_counter_ns()
         step()
-        times.append(time.perf_counter_ns() - start)
-    times.sort()
-    return times[len(times) // 2] / 1000, times[int(len(times) * 0.99)] / 1000
+        times.append((time.perf_counter_ns() - start) / 1000)
+    return percentile(times, 0.5)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(len(values) * share)]
 
 
 def request(number: int, tenants: int, max_tokens: int, arrival_s: float) -> Request:
@@ -95,38 +98,77 @@ def world(policy: str, tenants: int) -> EngineDriver:
     return EngineDriver(FakeExecutor(info, clock), clock, snapshot, limits)
 
 
-def measure(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
-    """One row: a full batch of long-running sequences, `waiting` more behind them."""
+def crowd(policy: str, waiting: int, tenants: int, max_tokens: Callable[[int], int]) -> EngineDriver:
+    """A full batch and `waiting` more behind it. max_tokens: of the running one with that number."""
     driver = world(policy, tenants)
     for number in range(RUNNING):
-        driver.add(request(number, tenants, 4000, 0.0))
+        driver.add(request(number, tenants, max_tokens(number), 0.0))
     while len(driver.scheduler.running) < RUNNING or driver.scheduler.policy.num_waiting():
         driver.turn()
-    for _ in range(8):
-        driver.turn()
     for number in range(RUNNING, RUNNING + waiting):
-        driver.add(request(number, tenants, 100, driver.clock.now()))
+        driver.add(request(number, tenants, max_tokens(RUNNING), driver.clock.now()))
     driver.turn()
-    scheduler, split = driver.scheduler, [0.0, 0.0]
+    return driver
 
-    def step() -> None:
-        start = time.perf_counter_ns()
-        output = scheduler.schedule()
-        middle = time.perf_counter_ns()
-        scheduler.update(StepResult(output.step_id, [[7] for _ in output.scheduled]))  # type: ignore[union-attr]
-        scheduler.take_deltas()
-        split[0] += middle - start
-        split[1] += time.perf_counter_ns() - middle
 
+def steady(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
+    driver = crowd(policy, waiting, tenants, lambda number: 4000)
+    quiet = 0
+    while quiet < 3:  # VIPs among those that wait evict others first
+        driver.turn()
+        quiet = quiet + 1 if driver.scheduler.settlement is not None else 0
+    return row_of("steady", policy, waiting, tenants, [timed_step(driver, []) for _ in quietly(STEPS)])
+
+
+def churn(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
+    life = RUNNING // ENDING
+    driver = crowd(policy, waiting, tenants, lambda number: life + number % life)
+    for _ in range(2 * life):
+        driver.turn()
+    numbers = itertools.count(RUNNING + waiting)
+
+    def arrivals() -> list[Request]:
+        return [request(next(numbers), tenants, life, driver.clock.now()) for _ in range(ENDING)]
+
+    return row_of("churn", policy, waiting, tenants, [timed_step(driver, arrivals()) for _ in quietly(STEPS)])
+
+
+def quietly(count: int) -> Iterator[int]:
+    """range(count) without the garbage collector's pauses."""
     gc.collect()
     gc.disable()
     try:
-        p50, p99 = median_us(step, STEPS)
+        yield from range(count)
     finally:
         gc.enable()
-    means = [total / STEPS / 1000 for total in split]
-    row = {"policy": policy, "waiting": waiting, "tenants": tenants, "p50 us": p50, "p99 us": p99}
+
+
+def row_of(load: str, policy: str, waiting: int, tenants: int, times: list[tuple[float, float]]) -> dict[str, Any]:
+    p50, p99 = (percentile([sum(pair) for pair in times], share) for share in (0.5, 0.99))
+    row = {"load": load, "policy": policy, "waiting": waiting, "tenants": tenants, "p50 us": p50, "p99 us": p99}
+    means = [sum(column) / len(times) for column in zip(*times, strict=True)]
     return row | {"schedule mean us": means[0], "update mean us": means[1]}
+
+
+def timed_step(driver: EngineDriver, arrivals: list[Request]) -> tuple[float, float]:
+    """Microseconds of add() and schedule(), and of update() with what the engine does after it. The executor's part is not
+    timed."""
+    scheduler = driver.scheduler
+    start = time.perf_counter_ns()
+    for arrival in arrivals:
+        scheduler.add(arrival)
+    output = scheduler.schedule()
+    scheduled = time.perf_counter_ns()
+    if output is None:
+        raise RuntimeError("nothing to schedule")
+    tokens = [[7] if entry.sample else [] for entry in output.scheduled]
+    result = StepResult(output.step_id, tokens, [7] * len(output.decode_slots), elapsed_s=STEP_S)
+    driver.clock.advance(STEP_S)  # type: ignore[attr-defined]
+    executed = time.perf_counter_ns()
+    scheduler.update(result)
+    scheduler.take_decoded()
+    scheduler.take_deltas()
+    return (scheduled - start) / 1000, (time.perf_counter_ns() - executed) / 1000
 
 
 def main() -> None:
@@ -134,16 +176,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     parser.add_argument("--quick", action="store_true", help="only what the checks need")
     arguments = parser.parse_args()
-    grid = [(p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
+    grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
     if arguments.quick:
-        grid = [(p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
+        grid = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
+    grid += [(churn, p, 10_000, 1000) for p in POLICIES]
     bare_us = bare_loop_us()
     rows = []
-    for policy, waiting, tenants in track(grid, "measuring", console=console):
+    for measure, policy, waiting, tenants in track(grid, "measuring", console=console):
         row = measure(policy, waiting, tenants)
         rows.append(row | {"x bare loop": row["p50 us"] / bare_us})
     print_rows(f"{RUNNING} running; bare loop {bare_us:.1f} us", rows)
-    at = {(row["policy"], row["waiting"], row["tenants"]): row["p50 us"] for row in rows}
+    at = {(row["policy"], row["waiting"], row["tenants"]): row["p50 us"] for row in rows if row["load"] == "steady"}
     ratio = max(at[p, 10_000, 1000] for p in POLICIES) / bare_us
     growth = max(at[p, 100_000, 1000] / at[p, 10_000, 1000] for p in POLICIES)
     checks = [

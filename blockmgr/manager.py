@@ -120,6 +120,10 @@ class BlockManager:
         """A copy of one group's table; 0 where the window has passed. Raises KeyError for an unknown sequence."""
         return list(self._sequences[seq_id].tables[group])
 
+    def tables_of(self, seq_id: int) -> BlockTables:
+        """The record itself, for this package's own parts. Raises KeyError for an unknown sequence."""
+        return self._sequences[seq_id]
+
     def num_tokens_of(self, seq_id: int) -> int:
         """Tokens the sequence's tables are meant to hold. Raises KeyError for an unknown sequence."""
         return self._sequences[seq_id].num_tokens
@@ -348,7 +352,7 @@ class BlockManager:
 
     def forget(self, seq_id: int) -> None:
         """A step of this sequence failed: none of its blocks is findable any more, whoever else holds them, since they may be
-        half written or be what it failed on. Its tables stay. Raises KeyError for an unknown sequence."""
+        half written or be what it failed on, nor will be again. Its tables stay. Raises KeyError for an unknown sequence."""
         sequence = self._sequences[seq_id]
         pool = self.pool
         for table in sequence.tables:
@@ -356,6 +360,7 @@ class BlockManager:
                 if block != NULL_BLOCK and pool.hash_of[block] is not None:
                     pool.unregister(block)
         sequence.num_hashed = 0
+        sequence.may_register = False
 
     def reset_prefix_cache(self) -> None:
         """Makes nothing findable any more (new weights, say). What live sequences hold stays theirs, but is never registered

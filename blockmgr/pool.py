@@ -48,6 +48,18 @@ class BlockPool:
         self.usage.add(domain, count)
         return blocks
 
+    def take_each(self, domains: Sequence[str]) -> list[int]:
+        """One block for each of `domains`, as take() gives it; each of them has used blocks already. Raises like take()."""
+        blocks = self.free.pop_many(len(domains))
+        ref_counts, hash_of, domain_of, counts = self.ref_counts, self.hash_of, self.domain_of, self.usage.counts
+        for block, domain in zip(blocks, domains, strict=True):
+            if hash_of[block] is not None:
+                self.unregister(block)
+            ref_counts[block] = 1
+            domain_of[block] = domain
+            counts[domain] += 1
+        return blocks
+
     def share(self, blocks: Iterable[int], domain: str) -> None:
         """One more holder for each of `blocks`, which are used by `domain` or cached for it."""
         ref_counts, revived = self.ref_counts, 0

@@ -302,16 +302,24 @@ class WorkerClient:
                     self._hung = (self._facts.epoch, verdict)
                 raise WorkerGone(verdict)
 
-    def _deliver(self, deltas: pb.StepDeltas) -> None:
-        for delta in deltas.deltas:
-            sink = self._sinks.get(delta.request_id)
-            if sink is None:
-                # Aborted meanwhile, or another session's: late news is normal, acting on it would not be.
-                self.counters.stale_deltas += 1
-                continue
-            violation = sink.offer(delta)
-            if violation is not None:
-                self._violated(delta.request_id, sink, violation)
+    def _deliver(self, step: pb.StepDeltas) -> None:
+        decoded = step.decoded
+        if len(decoded.request_ids) != len(decoded.token_ids):
+            raise WorkerGone(f"{len(decoded.token_ids)} tokens came for {len(decoded.request_ids)} requests")
+        for request_id, token in zip(decoded.request_ids, decoded.token_ids, strict=True):
+            self._offer(pb.Delta(request_id=request_id, token_ids=[token]))
+        for delta in step.deltas:
+            self._offer(delta)
+
+    def _offer(self, delta: pb.Delta) -> None:
+        sink = self._sinks.get(delta.request_id)
+        if sink is None:
+            # Aborted meanwhile, or another session's: late news is normal, acting on it would not be.
+            self.counters.stale_deltas += 1
+            return
+        violation = sink.offer(delta)
+        if violation is not None:
+            self._violated(delta.request_id, sink, violation)
 
     def _violated(self, request_id: int, sink: Sink, violation: str) -> None:
         logger.error("worker %s: request %d: %s", self._address, request_id, violation)

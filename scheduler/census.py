@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import nlargest
 from operator import itemgetter
 
@@ -24,6 +24,9 @@ class Counts:
             self._counts[name] = count
         else:
             self._counts.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._counts)
 
     def copy(self) -> dict[str, int]:
         return dict(self._counts)

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
 
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock, FakeClock
 from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
-from fairlane.scheduler.events import Delta, Ended
+from fairlane.scheduler.events import DecodedTokens, Delta, Ended
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import Request, RequestId
@@ -114,9 +115,9 @@ class EngineDriver:
             commands.append(heappop(self._later)[2])
         return commands
 
-    def put(self, step_id: int, deltas: list[Delta]) -> None:
+    def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
         now_s = self.clock.now()
-        for delta in deltas:
+        for delta in [*chain.from_iterable(column.as_deltas() for column in decoded), *deltas]:
             transcript = self.transcripts[delta.request_id]
             if transcript.ended is not None:
                 raise RuntimeError(f"request {delta.request_id} got a delta after its end")

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from fairlane.clock import Clock
-from fairlane.scheduler.events import Delta, EndReason
+from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import make_policy
@@ -61,8 +61,8 @@ class Inbox(Protocol):
 
 
 class Outbox(Protocol):
-    def put(self, step_id: int, deltas: list[Delta]) -> None:
-        """Takes over the list; called at most twice a step, from the engine's thread."""
+    def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
+        """Takes over the lists; called at most twice a step, from the engine's thread. What `decoded` tells came first."""
 
 
 class Engine:
@@ -205,9 +205,9 @@ class Engine:
         self.step_started_s = self._clock.now() if self._in_flight else None
 
     def _emit(self) -> None:
-        deltas = self._scheduler.take_deltas()
-        if deltas:
-            self._outbox.put(self._scheduler.step_id, deltas)
+        decoded, deltas = self._scheduler.take_decoded(), self._scheduler.take_deltas()
+        if decoded or deltas:
+            self._outbox.put(self._scheduler.step_id, deltas, decoded)
 
 
 def _queue_deadline_s(request: Request) -> float | None:

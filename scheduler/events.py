@@ -1,7 +1,9 @@
-"""What the engine tells about a request: one Delta per request and step, in the order its parts happened."""
+"""What the engine tells about requests: per step one Delta for each of which there is something to tell, and, where that is
+one more token and nothing else, one place in a column instead."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -57,3 +59,17 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     preempted: tuple[PreemptionKind, PreemptionReason] | None = None
     ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTokens:
+    """One token each, token_ids[i] for request_ids[i]. Read-only: the lists live on in the scheduler. They come before what the
+    same step's Deltas tell."""
+
+    request_ids: list[RequestId]
+    token_ids: list[int]
+
+    def as_deltas(self) -> Iterator[Delta]:
+        """The same, one by one."""
+        for request_id, token in zip(self.request_ids, self.token_ids, strict=True):
+            yield Delta(request_id, token_ids=[token])

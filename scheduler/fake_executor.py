@@ -82,14 +82,20 @@ class FakeExecutor:
             self._admit(new)
         for append in output.appends:
             self._slots[append.slot].table.extend(append.block_ids[0])
+        if output.grown_slots:
+            for slot, block in zip(output.grown_slots, output.grown_blocks[0], strict=True):
+                self._slots[slot].table.append(block)
         for source, destination in output.copies:
             self._memory[destination] = list(self._memory[source])
-        if len({entry.slot for entry in output.scheduled}) != len(output.scheduled):
+        decodes = [ScheduledSequence(slot, len(self._slots[slot].tokens) - 1, 1, True) for slot in output.decode_slots]
+        entries = [*output.scheduled, *decodes]
+        if len({entry.slot for entry in entries}) != len(entries):
             raise ValueError("a slot is scheduled twice")
         if output.step_id in self._fail_launches:
             raise StepError(f"launch {output.step_id} failed as asked")
         tokens = [self._compute(entry) for entry in output.scheduled]
-        self._results.append(StepResult(output.step_id, tokens, elapsed_s=self._step_time.of(output.scheduled)))
+        decoded = [self._compute(entry)[0] for entry in decodes]
+        self._results.append(StepResult(output.step_id, tokens, decoded, elapsed_s=self._step_time.of(entries)))
         return output.step_id
 
     def result(self, handle: int) -> StepResult:

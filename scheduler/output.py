@@ -1,5 +1,9 @@
 """ScheduleOutput: the whole contract between the scheduler and whoever runs a step. Known sequences travel as diffs, new
-ones in full; only plain values, so that it can be sent to other ranks as msgpack."""
+ones in full; only plain values, so that it can be sent to other ranks as msgpack.
+
+Most of a busy step is sequences that decode one token, as they did in the step before. They are one column of slots, the same
+list object for as long as it stays the same, and their tokens come back as one column; an entry each is kept for the rest.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,12 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class ScheduleOutput:
-    """One step. The runner applies it in this order: released slots, new, appends, copies, then it computes `scheduled`.
+    """One step. The runner applies it in this order: released slots, new, appends, growth, copies, then it computes `scheduled`
+    and `decode_slots`, which name a slot once between them. Lists may be shared with other steps: read-only.
 
     copies: (source, destination) block ids, to be copied in every layer before anything is written.
+    decode_slots: compute the last token the runner knows of each of these and sample the next one.
+    grown_slots, grown_blocks: as appends, in columns: grown_blocks[g][i] goes to the end of grown_slots[i]'s table of group g.
     """
 
     step_id: int
@@ -56,10 +63,13 @@ class ScheduleOutput:
     appends: list[BlockAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
+    decode_slots: list[int] = field(default_factory=list)
+    grown_slots: list[int] = field(default_factory=list)
+    grown_blocks: list[list[int]] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.scheduled)
+        return sum(entry.num_tokens for entry in self.scheduled) + len(self.decode_slots)
 
     def to_plain(self) -> dict[str, Any]:
         """Only dicts, lists, strings and numbers (msgpack- and JSON-safe)."""
@@ -70,6 +80,9 @@ class ScheduleOutput:
             "appends": [[a.slot, a.block_ids] for a in self.appends],
             "copies": [list(pair) for pair in self.copies],
             "scheduled": [[s.slot, s.start, s.num_tokens, s.sample] for s in self.scheduled],
+            "decode_slots": list(self.decode_slots),
+            "grown_slots": list(self.grown_slots),
+            "grown_blocks": [list(blocks) for blocks in self.grown_blocks],
         }
 
     @classmethod
@@ -85,6 +98,9 @@ class ScheduleOutput:
             appends=[BlockAppend(*row) for row in plain["appends"]],
             copies=[(source, destination) for source, destination in plain["copies"]],
             scheduled=[ScheduledSequence(*row) for row in plain["scheduled"]],
+            decode_slots=list(plain["decode_slots"]),
+            grown_slots=list(plain["grown_slots"]),
+            grown_blocks=[list(blocks) for blocks in plain["grown_blocks"]],
         )
 
 
@@ -98,14 +114,16 @@ def _sampling_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step produced, aligned with ScheduleOutput.scheduled.
+    """What a step produced, aligned with ScheduleOutput.scheduled and decode_slots.
 
-    tokens[i]: the 0..k token ids sampled for entry i (empty where `sample` was False).
-    errors: entry index -> what went wrong for that sequence alone (say, logits that are not finite).
+    tokens[i]: the 0..k token ids sampled for entry i (empty where `sample` was False). decode_tokens[i]: the one token of
+    decode_slots[i]; the scheduler keeps the list. errors: what went wrong for one sequence alone (say, logits that are not
+    finite), by entry index, decode_slots counted on after `scheduled`; its token is to be ignored.
     elapsed_s: how long the step took on the device.
     """
 
     step_id: int
     tokens: list[list[int]]
+    decode_tokens: list[int] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     elapsed_s: float = 0.0

@@ -101,7 +101,8 @@ class Sequence:
         num_computed_tokens  tokens whose KV exists once every launched step has run
 
     A step may compute up to `num_tokens + num_in_flight - num_computed_tokens` tokens; a step that reaches the end samples
-    one. `num_retired_tokens` is the part of num_computed_tokens whose steps have retired; only those may be hashed.
+    one. `num_retired_tokens` is the part of num_computed_tokens whose steps have retired; only those may be hashed. While the
+    sequence is in the DecodeLane (lane.py), its tokens and counts are kept there and written back when somebody needs them.
     """
 
     __slots__ = (
@@ -129,6 +130,7 @@ class Sequence:
         "stalled_since_s",
         "started",
         "status",
+        "steady_until",
         "steps_in_flight",
         "token_ids",
     )
@@ -160,10 +162,18 @@ class Sequence:
         self.started = False
         self.stalled_since_s: float | None = None  # paused or evicted since
         self.stall_announced = False
+        self.steady_until = 0  # while in the DecodeLane: the number of its last placement there; its counts are in arrears
 
     @property
     def request_id(self) -> RequestId:
         return self.request.request_id
+
+    @property
+    def held_slot(self) -> Slot:
+        """Its slot. ValueError for one that does not run."""
+        if self.slot is None:
+            raise ValueError(f"{self!r} has no slot")
+        return self.slot
 
     @property
     def num_tokens(self) -> int:

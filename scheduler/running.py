@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.request import Sequence, Slot
@@ -32,6 +33,15 @@ class RunningSet:
             self._sorted = True
         return list(self._ordered)
 
+    def unsteady_in_order(self, rank: Callable[[Sequence], Rank]) -> list[Sequence]:
+        """Those outside the decode lane, in rank order."""
+        return sorted([sequence for sequence in self._ordered if not sequence.steady_until], key=rank)
+
+    def shortest_lease(self) -> float:
+        """Fewest tokens that some sequence must still compute before its lease ends; inf where nobody has one."""
+        left = (s.lease_until_tokens - s.num_computed_tokens for s in self._ordered if s.lease_until_tokens)
+        return min((tokens for tokens in left if tokens > 0), default=inf)
+
     def add(self, sequence: Sequence) -> None:
         """Gives the sequence a slot. IndexError when there is none."""
         sequence.slot = Slot(heappop(self._free_slots))
@@ -42,9 +52,7 @@ class RunningSet:
 
     def remove(self, sequence: Sequence) -> Slot:
         """Takes the slot back and returns it."""
-        slot = sequence.slot
-        if slot is None:
-            raise ValueError(f"{sequence!r} has no slot")
+        slot = sequence.held_slot
         sequence.slot = None
         self._ordered.remove(sequence)
         heappush(self._free_slots, slot)

@@ -15,11 +15,15 @@ from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
 from fairlane.scheduler.census import Census, largest
 from fairlane.scheduler.cost import TokensCost
-from fairlane.scheduler.events import Delta, Ended, EndReason
+from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
+from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
+from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
+from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
+from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 
 
@@ -52,15 +56,6 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """What update() needs to know of a step: entry i of the output belongs to sequences[i]; its cost in cost units."""
-
-    output: ScheduleOutput
-    sequences: list[Sequence]
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts at one moment; safe to read from another thread."""
 
@@ -90,6 +85,8 @@ class Scheduler:
         self.policy = policy
         self.policy_generation = 0
         self.running = RunningSet(limits.max_num_resident)
+        self.lane = DecodeLane(blocks)
+        self.settlement: Settlement | None = None
         self.cost = TokensCost()
         self.census = Census()
         self.num_preemptions = 0
@@ -98,7 +95,8 @@ class Scheduler:
         self._sequences: dict[RequestId, Sequence] = {}
         self._launched: deque[LaunchedStep] = deque()
         self._released_slots: list[int] = []
-        self._deltas: dict[RequestId, Delta] = {}
+        self.deltas: dict[RequestId, Delta] = {}
+        self.decoded: list[DecodedTokens] = []
         self._arrivals = 0
         self._step_id = 0
 
@@ -115,12 +113,14 @@ class Scheduler:
         self._sequences[request.request_id] = sequence
         self.policy.push(sequence, self._clock.now())
         self.census.waits(sequence, 1)
+        if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
+            self.settlement = None
         self.delta(sequence).queue_position = self.policy.position(sequence)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
         """Records a `failed` outcome for a request that was never queued."""
         ended = Ended(EndReason.FAILED, error_reason=reason, error_message=message)
-        self._deltas[request.request_id] = Delta(request.request_id, ended=ended)
+        self.deltas[request.request_id] = Delta(request.request_id, ended=ended)
 
     def _refusal(self, request: Request) -> tuple[str, str] | None:
         if request.request_id in self._sequences:
@@ -151,6 +151,8 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
             self.census.waits(sequence, -1)
+            if self.settlement is not None and not self.settlement.outlasts_cancel():
+                self.settlement = None
         else:
             self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -162,6 +164,9 @@ class Scheduler:
         )
 
     def _release(self, sequence: Sequence) -> None:
+        self.settlement = None
+        self.lane.leave([sequence], self.policy)
+        self.commit(sequence)
         self.policy.on_release(sequence)
         self.census.runs(sequence, -1)
         self.blocks.free(sequence.request_id)
@@ -199,19 +204,49 @@ class Scheduler:
         """
         if not self._sequences:
             return None
+        self.lane.change(self.policy)
         now_s = self._clock.now()
+        if self._is_steady(now_s):
+            return self._launch(None, now_s)
         self.policy.begin_step(now_s)
         step = StepPass(self, now_s)
         try:
             step.run()
         finally:
             self.policy.end_step()
-        if not step.entries:
+        placed = step.placement
+        if not placed.sequences and not step.places_lane:
             return None
+        output = self._launch(placed, now_s, with_lane=step.places_lane)
+        self.lane.joining = placed.sequences
+        self.settlement = step.settlement()
+        return output
+
+    def _is_steady(self, now_s: float) -> bool:
+        """Whether this step can only be: everything that runs decodes one token, and nothing that waits gets in."""
+        lane, settlement = self.lane, self.settlement
+        return (
+            settlement is not None
+            and len(lane) == len(self.running)
+            and len(lane) > 0
+            and settlement.holds(self._step_id, now_s)
+            and lane.num_new_blocks() <= self.blocks.num_free_blocks
+        )
+
+    def _launch(self, placed: Placement | None, now_s: float, *, with_lane: bool = True) -> ScheduleOutput:
+        """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
         self._step_id += 1
-        output = step.output(self._step_id, self._released_slots)
-        self._released_slots = []
-        self._launched.append(LaunchedStep(output, step.sequences, step.cost))
+        output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
+        sequences, cost = ([], 0) if placed is None else (placed.sequences, placed.cost)
+        members: list[Sequence] = []
+        if with_lane:
+            members = self.lane.members
+            output.decode_slots = self.lane.slots
+            output.grown_slots, output.grown_blocks = self.lane.place()
+            self.policy.on_steady_step(now_s, self.cost.decodes(1))
+            cost += self.cost.decodes(len(members))
+        output.released_slots, self._released_slots = self._released_slots, []
+        self._launched.append(LaunchedStep(output, sequences, members, cost))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -221,66 +256,35 @@ class Scheduler:
         """
         step = self._pop_launched(result.step_id)
         self.policy.on_step_time(step.cost, result.elapsed_s)
-        stepped = zip(step.sequences, step.output.scheduled, result.tokens, strict=True)
-        for index, (sequence, entry, tokens) in enumerate(stepped):
-            sequence.steps_in_flight -= 1
-            if entry.sample:
-                sequence.num_in_flight -= 1
-            if sequence.status is SequenceStatus.FINISHED:
-                continue
-            if index in result.errors:
-                self._forget(sequence)
-                self.finish(sequence, EndReason.FAILED, error=("NUMERICAL_ERROR", result.errors[index]))
-                continue
-            if sequence.status is SequenceStatus.RUNNING:
-                self._retire(sequence, entry.start + entry.num_tokens)
-            if tokens:
-                self._append(sequence, tokens)
+        take_results(self, step, result)
 
     def fail_step(self, step_id: int, message: str) -> None:
         """The oldest launched step failed: everything scheduled in it ends, whatever else runs goes on."""
-        step = self._pop_launched(step_id)
-        for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True):
-            sequence.steps_in_flight -= 1
-            if entry.sample:
-                sequence.num_in_flight -= 1
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._forget(sequence)
-                self.finish(sequence, EndReason.FAILED, error=("STEP_FAILED", message))
+        fail_results(self, self._pop_launched(step_id), message)
 
     def _pop_launched(self, step_id: int) -> LaunchedStep:
         if not self._launched or self._launched[0].output.step_id != step_id:
             raise ValueError(f"step {step_id} is not the oldest launched step")
         return self._launched.popleft()
 
-    def _forget(self, sequence: Sequence) -> None:
+    def commit(self, sequence: Sequence) -> None:
+        """Makes the full blocks that have retired findable. Those filled in the lane are when the sequence leaves the running
+        set."""
+        if sequence.request.cache_mode.writes and sequence.num_retired_tokens >= self.blocks.block_size:
+            sequence.chain.extend(sequence.token_ids)
+            self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
+
+    def forget(self, sequence: Sequence) -> None:
         """What a failed step may have written is not to be found in the prefix cache."""
         if sequence.status is SequenceStatus.RUNNING:
             self.blocks.forget(sequence.request_id)
-
-    def _retire(self, sequence: Sequence, num_tokens: int) -> None:
-        block_size = self.blocks.block_size
-        if sequence.request.cache_mode.writes and num_tokens // block_size > sequence.num_retired_tokens // block_size:
-            sequence.chain.extend(sequence.token_ids)
-            self.blocks.commit(sequence.request_id, sequence.chain, num_tokens)
-        sequence.num_retired_tokens = num_tokens
-
-    def _append(self, sequence: Sequence, tokens: list[int]) -> None:
-        delivered = self.delta(sequence).token_ids
-        for token in tokens:
-            sequence.token_ids.append(token)
-            delivered.append(token)
-            if token in sequence.request.stop_token_ids:
-                self.finish(sequence, EndReason.STOP, stop_token_id=token)
-                return
-            if sequence.num_output_tokens >= sequence.request.max_tokens:
-                self.finish(sequence, EndReason.LENGTH)
-                return
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
     def apply_policy(self, policy: Policy, generation: int) -> None:
         """Swaps the policy between two steps; waiting sequences keep their arrival, nothing is lost."""
+        self.lane.leave(self.lane.members, self.policy)
+        self.settlement = None
         for sequence in sorted(self._sequences.values(), key=lambda sequence: sequence.place):
             if sequence.status is SequenceStatus.WAITING:
                 policy.push(sequence, sequence.queued_at_s)
@@ -292,15 +296,20 @@ class Scheduler:
 
     def delta(self, sequence: Sequence) -> Delta:
         """This step's delta of a sequence, made on first use."""
-        delta = self._deltas.get(sequence.request_id)
+        delta = self.deltas.get(sequence.request_id)
         if delta is None:
-            delta = self._deltas[sequence.request_id] = Delta(sequence.request_id)
+            delta = self.deltas[sequence.request_id] = Delta(sequence.request_id)
         return delta
+
+    def take_decoded(self) -> list[DecodedTokens]:
+        """Tokens since the last call that no Delta tells of; older than what take_deltas() gives of the same requests."""
+        decoded, self.decoded = self.decoded, []
+        return decoded
 
     def take_deltas(self) -> list[Delta]:
         """What happened since the last call, one Delta per request."""
-        deltas = list(self._deltas.values())
-        self._deltas.clear()
+        deltas = list(self.deltas.values())
+        self.deltas.clear()
         return deltas
 
     @property
@@ -326,6 +335,7 @@ class Scheduler:
         return {sequence.request.tier for sequence in self._sequences.values()}
 
     def stats(self) -> SchedulerStats:
+        self.lane.update_tables()
         return SchedulerStats(
             step_id=self._step_id,
             running=len(self.running),
@@ -346,6 +356,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""
+        self.lane.settle()
+        self.lane.update_tables()
         self.blocks.check_integrity()
         self.running.check_integrity()
         for sequence in self._sequences.values():

@@ -4,27 +4,31 @@ blocks. Nothing is placed twice and nothing placed is ever evicted, so there is 
     rank order   R1   W1   R2   R3   W2   R4          R running, W waiting, merged lazily
                  placed ──────────► │ ◄────── victims come from here, last first
                                     current
+
+The decode lane is placed as a whole, at the end: its seats, tokens and blocks are set aside, and as long as everybody else fits
+into the rest, its members' ranks do not matter. When somebody does not, the lane is dissolved and its members take their
+places in the order; those that may have to pause do so as soon as there is a reason to.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
-from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.scheduler.events import PreemptionReason, Started
+from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
-from fairlane.scheduler.request import Payer, SamplingParams, Sequence, SequenceStatus
+from fairlane.scheduler.request import Sequence, SequenceStatus
+from fairlane.scheduler.settlement import Settlement, Shortage
+from fairlane.scheduler.stalls import end_stall, evicted, pause
+from fairlane.scheduler.victims import cheapest
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
 
-# A paused sequence is reported once its stall has lasted this long; shorter ones are not felt.
-ANNOUNCE_STALL_S = 0.25
 # Guard on policy evictions: after this many a sequence is immune.
 MAX_EVICTIONS = 3
-_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 
 
 class StepPass:
@@ -36,56 +40,165 @@ class StepPass:
         self._blocks = scheduler.blocks
         self._limits = scheduler.limits
         self._now_s = now_s
-        self._order = scheduler.running.in_order(self._policy.rank, ranks_change=self._policy.ranks_change)
+        known = scheduler.settlement
+        self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
+        self._look_again = False
+        self._lane = scheduler.lane
+        self.places_lane = len(self._lane) > 0
+        self._order = self._running_in_order()
         self._plan = self._policy.plan(self._view())
+        self._lane_may_pause = self._plan.pause_lower
         self._budget = self._plan.token_budget
         self._seats = self._limits.max_num_seqs
         self._lower_cap = self._plan.lower_prefill_cap
         self._protected_chunk = False
-        self._passed_over = 0
+        self._num_passed_over = 0
+        self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._harmless = -inf  # heads of this priority or less have nobody to evict
+        self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
-        self._decodes_ahead = sum(1 for s in self._order if self._may_decode(s) and not self._may_pause(s))
-        self._pausable_decodes = sum(1 for s in self._order if self._may_decode(s) and self._may_pause(s))
-        self.cost = 0
-        self.entries: list[ScheduledSequence] = []
-        self.sequences: list[Sequence] = []
-        self._new: list[NewSequence] = []
-        self._appends: list[BlockAppend] = []
-        self._copies: list[tuple[int, int]] = []
+        self._decodes_ahead = self._pausable_decodes = 0
+        self._count_decodes()
+        self.placement = Placement(self._policy, self._blocks, scheduler.cost)
 
     def run(self) -> None:
         """Places what fits, then notes who was left out and who was made to pause."""
+        if self.places_lane:
+            self._set_lane_aside()
         self._walk()
-        placed = set(self.sequences)
+        placed = set(self.placement.sequences)
         for sequence in self._order:
             if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not self._is_due(sequence):
                 continue
+            self._settled = False
             self._policy.on_unserved(sequence)
             if self._protected_chunk and self._may_decode(sequence) and self._may_pause(sequence):
-                self._pause(sequence)
+                pause(sequence, self._now_s, self._scheduler.delta)
+
+    def settlement(self) -> Settlement | None:
+        """What this step found out about admission, for the next ones; None while things are moving."""
+        scheduler = self._scheduler
+        if not self._settled:
+            return None
+        if self._known is not None:
+            return self._known
+        if not self._policy.num_waiting():
+            shortage = Shortage.REQUESTS
+        else:
+            shortage = Shortage.ROOM if scheduler.running.has_free_slot else Shortage.SLOTS
+        return Settlement.after(scheduler.step_id, shortage, self._policy, scheduler.running.shortest_lease())
 
     def _walk(self) -> None:
         """Goes on until tokens, seats or sequences run out. The head is looked up again only after something happened to it:
         a rank is fixed within a step, so charges of this step do not bring another one forward."""
         policy = self._policy
-        head, head_rank = policy.peek(), None
-        while self._budget > 0 and self._seats > 0:
+        head, head_rank = self._peek(), None
+        while True:
+            if self._look_again:
+                self._look_again = False
+                head, head_rank = self._peek(), None
             running = self._next_running()
             if running is None and head is None:
                 return
             if head is not None and head_rank is None:
                 head_rank = policy.rank(head)
+            if self._budget <= 0 or self._seats <= 0:
+                if not self.places_lane or (running is None and not self._may_displace(head, head_rank)):
+                    return
+                self._dissolve_lane()
+                continue
             if running is not None and (head is None or head_rank is None or policy.rank(running) < head_rank):
                 self._next += 1
                 self._place_running(running)
             elif head is not None:
                 self._consider_waiting(head)
-                head, head_rank = policy.peek(), None
+                head, head_rank = self._peek(), None
 
-    def output(self, step_id: int, released_slots: list[int]) -> ScheduleOutput:
-        return ScheduleOutput(step_id, list(released_slots), self._new, self._appends, self._copies, self.entries)
+    def _peek(self) -> Sequence | None:
+        """The waiting head; None where it is known that none gets in."""
+        return None if self._known is not None else self._policy.peek()
+
+    def _forget_known(self) -> None:
+        """What earlier steps found about admission is not true any more, and another may be the head."""
+        self._look_again = True
+        self._known = None
+
+    # -- the decode lane -----------------------------------------------------------------------------------------------
+
+    def _running_in_order(self) -> list[Sequence]:
+        running, rank = self._scheduler.running, self._policy.rank
+        if self.places_lane:
+            return running.unsteady_in_order(rank)
+        return running.in_order(rank, ranks_change=self._policy.ranks_change)
+
+    def _set_lane_aside(self) -> None:
+        """Its seats and tokens; its blocks are not counted as free."""
+        size = len(self._lane)
+        fits = size <= min(self._seats, self._budget) and self._lane.num_new_blocks() <= self._blocks.num_free_blocks
+        self._seats -= size
+        self._budget -= size
+        if not fits:
+            self._dissolve_lane()
+
+    def _dissolve_lane(self) -> None:
+        self._take_out(self._lane.members)
+        self.places_lane = False
+
+    def _take_out(self, members: list[Sequence]) -> None:
+        """They are placed one by one, by rank, like everybody else who was not placed yet."""
+        self._lane.leave(members, self._policy)
+        self._budget += len(members)
+        self._seats += len(members)
+        placed = set(self.placement.sequences)
+        self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
+        self._next = 0
+        self._count_decodes()
+
+    def _release_pausable(self, sequence: Sequence) -> bool:
+        """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
+        if not (self.places_lane and self._lane_may_pause and self._is_protected(sequence)):
+            return False
+        self._lane_may_pause = False  # from here on nobody in it
+        pausable = [member for member in self._lane.members if self._may_pause(member)]
+        if pausable:
+            self._take_out(pausable)
+            self.places_lane = len(self._lane) > 0
+        return bool(pausable)
+
+    def _may_displace(self, head: Sequence | None, rank: Rank | None) -> bool:
+        """Whether a waiting head could take the place of a member of the lane, by rank or by right."""
+        if head is None or rank is None:
+            return False
+        worst = self._lane.worst_rank
+        outranks = worst is None or rank < worst
+        return (outranks and self._scheduler.running.has_free_slot) or self._has_victims(head)
+
+    def _lane_is_in_the_way(self, head: Sequence, hit: PrefixHit | None) -> bool:
+        """Whether the head does not fit beside the lane, but might with its members' blocks."""
+        return not self._fits(head, hit, self._num_free_blocks()) and (
+            self._fits(head, hit, self._blocks.num_free_blocks) or self._has_victims(head)
+        )
+
+    def _has_victims(self, head: Sequence) -> bool:
+        """Whether there is anybody at all, in the lane or not, whom a waiting head may evict."""
+        priority = self._policy.priority(head)
+        if priority <= self._harmless or not self._policy.could_preempt(head, self._scheduler.census.running_by_tier):
+            return False
+        self._lane.settle()
+        found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
+        if not found and not self._policy.leads_evict:
+            self._harmless = priority
+        return found
+
+    def _num_free_blocks(self) -> int:
+        return self._blocks.num_free_blocks - (self._lane.num_new_blocks() if self.places_lane else 0)
+
+    def _count_decodes(self) -> None:
+        may_decode = [sequence for sequence in self._order if self._may_decode(sequence)]
+        self._pausable_decodes = sum(1 for sequence in may_decode if self._may_pause(sequence))
+        self._decodes_ahead = len(may_decode) - self._pausable_decodes
 
     def _view(self) -> BatchView:
         prefilling: dict[str, int] = {}
@@ -124,6 +237,8 @@ class StepPass:
         if sequence.num_pending_tokens == 1:
             self._place_decode(sequence)
             return
+        if self._release_pausable(sequence):
+            return
         num_tokens = self._chunk(sequence, sequence.num_pending_tokens)
         if num_tokens > 0 and self._grow(sequence, num_tokens):
             self._place(sequence, num_tokens)
@@ -138,29 +253,21 @@ class StepPass:
         if self._grow(sequence, 1):
             self._place(sequence, 1)
 
-    def _pause(self, sequence: Sequence) -> None:
-        """Keeps its blocks and skips this step."""
-        if sequence.stalled_since_s is None:
-            sequence.stalled_since_s = self._now_s
-        elif not sequence.stall_announced and self._now_s - sequence.stalled_since_s >= ANNOUNCE_STALL_S:
-            sequence.stall_announced = True
-            self._scheduler.delta(sequence).preempted = (PreemptionKind.PAUSED, PreemptionReason.HIGHER_RANK)
-
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for the tokens it is about to write; False leaves it with its KV and out of this step."""
         total = sequence.num_computed_tokens + num_tokens
         needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
+        if self.places_lane and needed > self._num_free_blocks():
+            self._dissolve_lane()
+            return False
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
             candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            victims = self._victims(candidates, missing)
+            victims = cheapest(candidates, missing, 0, self._policy, self._blocks)
             if victims is None:
                 return False
             self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
-        growth = self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens)
-        if growth:
-            self._appends.append(BlockAppend(_slot(sequence), growth.block_ids))
-            self._copies.extend(growth.copies)
+        self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
@@ -170,11 +277,16 @@ class StepPass:
         if sequence.steps_in_flight or sequence in self._evicted:
             # Evicted with a step still out: its tokens must be back before it is sent in full. Evicted in this very step:
             # others were placed on the strength of it.
+            self._settled = False
             self._policy.skip(sequence)
+            return
+        if self._release_pausable(sequence):
             return
         hit = self._lookup(sequence)
         if self._chunk(sequence, sequence.num_tokens - _length(hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
+        elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
+            self._dissolve_lane()
         elif not self._make_room(sequence, hit):
             self._pass_over(sequence)
         else:
@@ -190,32 +302,42 @@ class StepPass:
     def _pass_over(self, sequence: Sequence) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
         band overtakes it any more, and the blocks that are free now are kept for it: a higher band must bring its own."""
-        sequence.num_skips += 1
-        self._passed_over += 1
-        if sequence.num_skips > self._limits.max_skips:
+        self._num_passed_over += 1
+        if sequence.num_skips >= self._limits.max_skips:
             self._held_back = self._blocks.num_free_blocks
             self._policy.close(sequence)
-        elif self._passed_over >= self._limits.lookahead:
-            self._passed_over = 0
+        elif self._num_passed_over >= self._limits.lookahead:
+            self._num_passed_over = 0
             self._policy.close(sequence)
         else:
+            self._passed_over.append(sequence)
             self._policy.skip(sequence)
 
+    def _watermark(self) -> int:
+        """Blocks that an admission leaves free beside others that run."""
+        running = len(self._scheduler.running)
+        return max(1, int(self._limits.watermark * self._blocks.num_usable_blocks)) if running else 0
+
+    def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
+        """Whether there is a slot, and blocks for all its tokens and the watermark."""
+        needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
+        fits = needed + self._watermark() <= num_free_blocks - self._held_back
+        return fits and self._scheduler.running.has_free_slot
+
     def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
-        """Sees to blocks for all its tokens, a watermark and a slot, evicting where the policy agrees and it suffices.
+        """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
 
         For evictions the hit counts for nothing: its blocks may be the victims' own.
         """
-        free = self._blocks.num_free_blocks - self._held_back
-        watermark = max(1, int(self._limits.watermark * self._blocks.num_usable_blocks)) if len(self._scheduler.running) else 0
-        slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        if needed + watermark <= free and not slots_missing:
+        if self._fits(sequence, hit, self._num_free_blocks()):
             return True
+        free = self._num_free_blocks() - self._held_back
+        slots_missing = 0 if self._scheduler.running.has_free_slot else 1
         evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
-        if len(evictable) == len(self._scheduler.running):
-            watermark = 0  # nobody would be left to grow
-        victims = self._victims(evictable, self._blocks.blocks_for(sequence.num_tokens) + watermark - free, slots_missing)
+        # With everybody else gone, nobody would be left to grow.
+        watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
+        missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
+        victims = cheapest(evictable, missing, slots_missing, self._policy, self._blocks)
         if victims is None:
             return False
         self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
@@ -228,6 +350,10 @@ class StepPass:
         return self._policy.may_preempt(candidate, victim)
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
+        self._settled = False
+        for overtaken in self._passed_over:
+            overtaken.num_skips += 1
+        self._passed_over.clear()
         num_cached = _length(hit)
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
         self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
@@ -235,8 +361,7 @@ class StepPass:
         sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
         sequence.num_chunks = sequence.num_skips = 0
         self._announce_start(sequence, num_cached)
-        self._new.append(self._in_full(sequence))
-        self._charge(sequence.payer, self._scheduler.cost.chunk(0, num_cached))
+        self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
 
     def _announce_start(self, sequence: Sequence, num_cached: int) -> None:
@@ -247,16 +372,6 @@ class StepPass:
             self._scheduler.delta(sequence).started = Started(sequence.num_cached_tokens, sequence.queue_s)
         sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
         self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-
-    def _in_full(self, sequence: Sequence) -> NewSequence:
-        sampling = sequence.request.sampling
-        return NewSequence(
-            slot=_slot(sequence),
-            token_ids=list(sequence.token_ids),
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            block_tables=[self._blocks.block_table(sequence.request_id, g) for g in range(len(self._blocks.groups))],
-            sampling={name: getattr(sampling, name) for name in _SAMPLING_FIELDS},
-        )
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -281,37 +396,13 @@ class StepPass:
         return self._plan.protected_priority is not None and not self._is_protected(sequence)
 
     def _place(self, sequence: Sequence, num_tokens: int) -> None:
-        start = sequence.num_computed_tokens
-        is_chunk = sequence.num_pending_tokens > 1
-        sample = num_tokens == sequence.num_pending_tokens
-        self.entries.append(ScheduledSequence(_slot(sequence), start, num_tokens, sample))
-        self.sequences.append(sequence)
+        is_chunk = self.placement.place(sequence, num_tokens)
         self._budget -= num_tokens
         self._seats -= 1
-        sequence.num_computed_tokens = start + num_tokens
-        sequence.num_in_flight += sample
-        sequence.steps_in_flight += 1
-        sequence.num_chunks += 1
-        self._end_stall(sequence)
+        end_stall(sequence, self._now_s, self._scheduler.delta)
         if is_chunk:
-            self._charge_chunk(sequence, start, num_tokens)
+            self._settled = False
             self._take_shares(sequence, num_tokens)
-        else:
-            self._charge(sequence.payer, self._scheduler.cost.decodes(1))
-
-    def _charge_chunk(self, sequence: Sequence, start: int, num_tokens: int) -> None:
-        """Recompute goes on the account of whoever evicted it, new work on its own."""
-        recomputed = min(num_tokens, max(0, sequence.recompute_until - start))
-        cost = self._scheduler.cost
-        if recomputed and sequence.evicted_by is not None:
-            self._charge(sequence.evicted_by, cost.chunk(recomputed, 0))
-            num_tokens -= recomputed
-        if num_tokens:
-            self._charge(sequence.payer, cost.chunk(num_tokens, 0))
-
-    def _charge(self, payer: Payer, cost: int) -> None:
-        self.cost += cost
-        self._policy.on_charge(payer, cost)
 
     def _take_shares(self, sequence: Sequence, num_tokens: int) -> None:
         if self._is_protected(sequence):
@@ -319,38 +410,15 @@ class StepPass:
         if self._lower_cap is not None:
             self._lower_cap = max(0, self._lower_cap - num_tokens)
 
-    def _end_stall(self, sequence: Sequence) -> None:
-        if sequence.stalled_since_s is None:
-            return
-        if sequence.stall_announced:
-            self._scheduler.delta(sequence).resumed_after_s = self._now_s - sequence.stalled_since_s
-        sequence.stalled_since_s = None
-        sequence.stall_announced = False
-
     # -- victims -------------------------------------------------------------------------------------------------------
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
         return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING]
 
-    def _victims(self, candidates: list[Sequence], missing: int, slots_missing: int = 0) -> list[Sequence] | None:
-        """Fewest of the lowest-ranked whose blocks suffice, least recompute per block first; None if all would not do."""
-        victims: list[Sequence] = []
-        held: dict[int, int] = {}
-        for victim in sorted(candidates, key=self._eviction_order):
-            if missing <= 0 and len(victims) >= slots_missing:
-                break
-            victims.append(victim)
-            missing -= self._blocks.freed_with(victim.request_id, held)
-        enough = missing <= 0 and len(victims) >= slots_missing
-        return victims if enough else None
-
-    def _eviction_order(self, sequence: Sequence) -> tuple[Rank, float, int]:
-        freed = self._blocks.freed_by(sequence.request_id)
-        per_block = sequence.num_computed_tokens / freed if freed else float("inf")
-        return (self._policy.victim_key(sequence), per_block, -sequence.arrival_index)
-
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
+        self._settled = False
+        self._forget_known()
         for victim in victims:
             self._evicted.add(victim)
             victim.evicted_by = gainer.payer
@@ -360,18 +428,9 @@ class StepPass:
                     self._pausable_decodes -= 1
                 else:
                     self._decodes_ahead -= 1
-            if victim.stalled_since_s is None:
-                victim.stalled_since_s = self._now_s
-            victim.stall_announced = True
             self._scheduler.requeue(victim)
-            self._scheduler.delta(victim).preempted = (PreemptionKind.RECOMPUTED, reason)
+            evicted(victim, reason, self._now_s, self._scheduler.delta)
 
 
 def _length(hit: PrefixHit | None) -> int:
     return 0 if hit is None else hit.num_tokens
-
-
-def _slot(sequence: Sequence) -> int:
-    if sequence.slot is None:
-        raise ValueError(f"{sequence!r} has no slot")
-    return sequence.slot

@@ -12,7 +12,7 @@ from typing import Protocol
 from fairlane.clock import Clock
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Stop
-from fairlane.scheduler.events import Delta
+from fairlane.scheduler.events import DecodedTokens, Delta
 from fairlane.scheduler.request import RequestId
 from fairlane.worker.wire import ProtocolError, delta_to_wire, request_from_add, snapshot_from_wire
 
@@ -129,9 +129,11 @@ class WorkerBoxes:
             return
         yield ApplyPolicy(snapshot, applied)
 
-    def put(self, step_id: int, deltas: list[Delta]) -> None:
+    def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
         """One message per gateway that has something in this step."""
         messages: dict[Connection, pb.StepDeltas] = {}
+        for column in decoded:
+            self._put_column(step_id, column, messages)
         for delta in deltas:
             connection, wire_id = self._routes[delta.request_id]
             message = messages.get(connection)
@@ -143,3 +145,17 @@ class WorkerBoxes:
                 del connection.requests[wire_id]
         for connection, message in messages.items():
             connection.sink.send(pb.FromWorker(deltas=message))
+
+    def _put_column(self, step_id: int, column: DecodedTokens, messages: dict[Connection, pb.StepDeltas]) -> None:
+        wire_ids: dict[Connection, list[int]] = {}
+        tokens: dict[Connection, list[int]] = {}
+        for request_id, token in zip(column.request_ids, column.token_ids, strict=True):
+            connection, wire_id = self._routes[request_id]
+            wire_ids.setdefault(connection, []).append(wire_id)
+            tokens.setdefault(connection, []).append(token)
+        for connection, ids in wire_ids.items():
+            message = messages.get(connection)
+            if message is None:
+                message = messages[connection] = pb.StepDeltas(step_id=step_id)
+            message.decoded.request_ids.extend(ids)
+            message.decoded.token_ids.extend(tokens[connection])

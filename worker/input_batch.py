@@ -28,7 +28,7 @@ class StepInputs:
 
     input_ids, positions, slot_mapping: int64 [T]. query_start_loc [B + 1], seq_lens [B], block_table [B, MB]: int64.
     sample_rows: int64 [S], each sampling sequence's last token row; sample_slots, sample_positions: int64 [S], where its
-    next token goes; sample_entries: its index in ScheduleOutput.scheduled.
+    next token goes; sample_entries: its index in ScheduleOutput.scheduled, decode_slots counted on after it.
     """
 
     input_ids: Tensor
@@ -59,6 +59,7 @@ class InputBatch:
         self.token_ids = torch.zeros(num_slots, self.max_tokens, dtype=torch.int64, device=device)
         self.block_table = np.zeros((num_slots, max_blocks), dtype=np.int64)
         self.num_table_blocks = np.zeros(num_slots, dtype=np.int64)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int64)  # known: as sent, then as sampled
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int64)
         self.used = np.zeros(num_slots, dtype=bool)
         self.sampling: list[SamplingParams] = [SamplingParams()] * num_slots
@@ -76,6 +77,8 @@ class InputBatch:
             self._attempt(failures, new.slot, self._add, new)
         for append in output.appends:
             self._attempt(failures, append.slot, self._append, append)
+        for slot, *block_ids in zip(output.grown_slots, *output.grown_blocks, strict=True):
+            self._attempt(failures, slot, self._append, BlockAppend(slot, [[block] for block in block_ids]))
         if failures:
             raise ValueError(failures[0])
 
@@ -87,10 +90,10 @@ class InputBatch:
             if 0 <= slot < self.num_slots:
                 self._release(slot)
 
-    def prepare(self, scheduled: list[ScheduledSequence]) -> StepInputs:
+    def prepare(self, scheduled: list[ScheduledSequence], decode_slots: list[int] | None = None) -> StepInputs:
         """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
         entries = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in scheduled], dtype=np.int64).reshape(-1, 4)
-        slots, starts, counts, sampled = entries.T
+        slots, starts, counts, sampled = np.concatenate([entries, self._decodes(decode_slots or [])]).T
         self._check_scheduled(slots, starts, counts)
         query_start_loc = np.concatenate([[0], np.cumsum(counts)])
         total = int(query_start_loc[-1])
@@ -116,6 +119,15 @@ class InputBatch:
             sample_entries=chosen,
         )
 
+    def _decodes(self, slots: list[int]) -> np.ndarray:
+        """int64 [n, 4], as entries: the last known token of each slot, and sample the next."""
+        rows = np.ones((len(slots), 4), dtype=np.int64)
+        rows[:, 0] = slots
+        for slot in slots:
+            self._check_slot(slot)
+        rows[:, 1] = self.num_tokens[rows[:, 0]] - 1
+        return rows
+
     def padding(self, rows: int, zeros: Tensor) -> StepInputs:
         """Inputs that see no key and write nothing: one row each of `rows` empty sequences. zeros: int64 [rows]."""
         none = np.zeros(rows, dtype=np.int64)
@@ -127,6 +139,7 @@ class InputBatch:
         """Puts sampled tokens int64 [S] at their slots' positions."""
         flat = torch.from_numpy(slots * self.max_tokens + positions).to(self._device)
         self.token_ids.view(-1).index_copy_(0, flat, tokens)
+        self.num_tokens[slots] = positions + 1
 
     def _add(self, new: NewSequence) -> None:
         slot, count = new.slot, len(new.token_ids)
@@ -140,6 +153,7 @@ class InputBatch:
         sampling = SamplingParams(**new.sampling)
         self._release(slot)  # sent again (after a preemption): the old state goes, whole
         self.token_ids[slot, :count] = tokens.to(self._device)
+        self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.sampling[slot] = sampling
         self.used[slot] = True

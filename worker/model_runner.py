@@ -35,9 +35,9 @@ class ModelRunner:
         started = self._clock.now()
         self._batch.apply(output)
         self.cache.copy(output.copies)
-        result = StepResult(output.step_id, [[] for _ in output.scheduled])
-        if output.scheduled:
-            inputs = self._batch.prepare(output.scheduled)
+        result = StepResult(output.step_id, [[] for _ in output.scheduled], [0] * len(output.decode_slots))
+        if output.scheduled or output.decode_slots:
+            inputs = self._batch.prepare(output.scheduled, output.decode_slots)
             logits = self._forward(inputs)
             self._sample(logits, inputs, result)
         result.elapsed_s = self._clock.now() - started
@@ -48,7 +48,7 @@ class ModelRunner:
         """Runs a step but samples nothing: float32 [S, V] of the sampling entries' last tokens (tests, scoring)."""
         self._batch.apply(output)
         self.cache.copy(output.copies)
-        return self._forward(self._batch.prepare(output.scheduled))
+        return self._forward(self._batch.prepare(output.scheduled, output.decode_slots))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -69,7 +69,9 @@ class ModelRunner:
         sampled = sample_tokens(logits, inputs.sample_slots, inputs.sample_positions, self._batch)
         self._batch.store(inputs.sample_slots, inputs.sample_positions, sampled.tokens)
         for entry, token, ok in zip(inputs.sample_entries.tolist(), sampled.tokens.tolist(), sampled.ok.tolist(), strict=True):
-            if ok:
+            if not ok:
+                result.errors[entry] = NOT_FINITE
+            elif entry < len(result.tokens):
                 result.tokens[entry] = [token]
             else:
-                result.errors[entry] = NOT_FINITE
+                result.decode_tokens[entry - len(result.tokens)] = token

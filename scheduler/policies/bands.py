@@ -3,8 +3,9 @@ them. A policy says which band a tier is in and how a step is shaped (fcfs.py, v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
@@ -57,7 +58,9 @@ class BandPolicy:
         self._tickets = 0
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
+        self._passing_backlog = False
         self.ranks_change = self._fair or bool(self._min.guarantees)
+        self.leads_evict = self._fair and self._gap.is_set
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -69,6 +72,9 @@ class BandPolicy:
             if stay is not None and stay.ticket == ticket:
                 self._tree(stay.sequence, stay.risen).remove(stay.sequence)
                 self._enter(stay.sequence, stay.risen + 1, due_s)
+
+    def next_change_s(self) -> float:
+        return self._promotions[0][0] if self._promotions else inf
 
     def _enter(self, sequence: Sequence, risen: int, since_s: float) -> None:
         tier = self._tiers[sequence.request.tier]
@@ -93,13 +99,18 @@ class BandPolicy:
 
     def plan(self, view: BatchView) -> StepPlan:
         """No shaping."""
+        if self._min.guarantees:
+            self._passing_backlog = bool(view.prefilling) or self._min.has_unserved
+            self._set_backlogged(view.prefilling)
+        return StepPlan(token_budget=view.token_budget)
+
+    def _set_backlogged(self, prefilling: Mapping[str, int]) -> None:
         self._min.set_backlogged(
             guarantee
             for guarantee in self._min.guarantees
-            if (guarantee.tier is not None and view.prefilling.get(guarantee.tier))
+            if (guarantee.tier is not None and prefilling.get(guarantee.tier))
             or any(tree.num_queued(names) for tree in self._trees for names in guarantee.places(self._tiers))
         )
-        return StepPlan(token_budget=view.token_budget)
 
     def on_unserved(self, sequence: Sequence) -> None:
         """It had something to compute and this step left it out."""
@@ -131,7 +142,11 @@ class BandPolicy:
         own, other = self._band[candidate.request.tier], self._band[victim.request.tier]
         if own != other:
             return own > other
-        return self._fair and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
+        return self.leads_evict and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
+
+    def could_preempt(self, candidate: Sequence, tiers: Iterable[str]) -> bool:
+        own = self._band[candidate.request.tier]
+        return self.leads_evict or any(own > self._band[tier] for tier in tiers)
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
         return self._band[victim.request.tier] <= self._band[grower.request.tier]
@@ -210,6 +225,20 @@ class BandPolicy:
         if band is not None:  # else a tier that is gone: nobody is left to be compared with
             self._trees[band].charge(payer, cost)
         self._min.charge(payer, cost)
+
+    def on_decoding(self, payer: Payer, change: int) -> None:
+        band = self._band.get(payer.tier)
+        if band is not None:
+            self._trees[band].decode(payer, change)
+        self._min.decode(payer, change)
+
+    def on_steady_step(self, now_s: float, cost: int) -> None:
+        if self._passing_backlog:  # nobody prefills any more, nor was anybody left out
+            self._passing_backlog = False
+            self._set_backlogged({})
+        for tree in self._trees:
+            tree.steady_step(cost)
+        self._min.steady_step(now_s, cost)
 
     def on_step_time(self, cost: int, elapsed_s: float) -> None:
         self._gap.observe(cost, elapsed_s)

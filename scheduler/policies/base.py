@@ -3,7 +3,7 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,9 +45,14 @@ class Policy(Protocol):
     name: str
     # Whether the rank of a running sequence may differ from step to step.
     ranks_change: bool
+    # Whether may_preempt() may come to be true for two sequences by what is charged alone.
+    leads_evict: bool
 
     def begin_step(self, now_s: float) -> None:
         """Time-driven changes (ageing, windows) happen here and nowhere else in a step."""
+
+    def next_change_s(self) -> float:
+        """When begin_step() will next change the order of waiting sequences, if nothing else happens; inf for never."""
 
     def plan(self, view: BatchView) -> StepPlan: ...
 
@@ -89,6 +94,9 @@ class Policy(Protocol):
     def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
         """Whether a waiting candidate may take a running victim's blocks. A strict partial order, so nothing ping-pongs."""
 
+    def could_preempt(self, candidate: Sequence, tiers: Iterable[str]) -> bool:
+        """Whether may_preempt() could ever be true for some running sequence of these tiers."""
+
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
         """Whether a running sequence that must grow may take the blocks of a running one that ranks after it."""
 
@@ -112,3 +120,10 @@ class Policy(Protocol):
 
     def on_charge(self, payer: Payer, cost: int) -> None:
         """Work placed in this step, in cost units."""
+
+    def on_decoding(self, payer: Payer, change: int) -> None:
+        """So many more sequences of the payer (fewer, if negative) decode in every step that on_steady_step() tells of."""
+
+    def on_steady_step(self, now_s: float, cost: int) -> None:
+        """Every sequence named to on_decoding() is charged `cost`. It may come without begin_step() and end_step(), when
+        nothing else happens in the step."""

@@ -15,6 +15,11 @@ class PreemptGap:
         self._cost_per_ms = 0.0
         self._largest_step = 0.0
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a θ at all."""
+        return self._gap_ms is not None
+
     def observe(self, cost: int, elapsed_s: float) -> None:
         """One step's cost and time."""
         self._largest_step = max(float(cost), self._largest_step * (1 - _SMOOTHING))

@@ -23,6 +23,8 @@ class Line:
         self._places: list[int] = []
         self._owners: dict[int, Sequence] = {}
         self._skipped: list[Entry] = []
+        self._aside: set[int] = set()  # their places, which nobody takes meanwhile
+        self._aside_popped: list[int] = []
         self._ticket = 0
 
     def __len__(self) -> int:
@@ -46,12 +48,15 @@ class Line:
         return None
 
     def place(self) -> int:
-        """The earliest place its members hold. LookupError when it has none."""
+        """The earliest place that members not set aside hold. LookupError when there is none."""
         places = self._places
         while places:
-            if places[0] in self._owners:
-                return places[0]
+            first = places[0]
+            if first in self._owners and first not in self._aside:
+                return first
             heappop(places)
+            if first in self._owners:
+                self._aside_popped.append(first)
         raise LookupError("an empty line holds no place")
 
     def remove(self, sequence: Sequence) -> None:
@@ -62,6 +67,7 @@ class Line:
             self._heap = [entry for entry in self._heap if self._live(entry) is not None]
             heapify(self._heap)
             self._places = list(self._owners)
+            self._aside_popped.clear()
             heapify(self._places)
 
     def take_first_place(self, sequence: Sequence) -> None:
@@ -75,15 +81,21 @@ class Line:
 
     def skip(self) -> None:
         """Sets the head aside until restore(); it stays a member. LookupError when there is none."""
-        if self.head() is None:
+        head = self.head()
+        if head is None:
             raise LookupError("nothing to skip")
         self._skipped.append(heappop(self._heap))
+        self._aside.add(head.place)
 
     def restore(self) -> None:
         """Ends the step: what was set aside is in order again."""
         for entry in self._skipped:
             heappush(self._heap, entry)
+        for place in self._aside_popped:
+            heappush(self._places, place)
         self._skipped.clear()
+        self._aside.clear()
+        self._aside_popped.clear()
 
     def _live(self, entry: Entry) -> Sequence | None:
         member = self._members.get(entry[3])

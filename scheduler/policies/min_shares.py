@@ -3,6 +3,7 @@ share of the last ten seconds' cost."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,11 +39,19 @@ class MinShares:
         self._owed_accounts: frozenset[str] = frozenset()
         self._unserved: set[str] = set()
         self._window = ShareWindow()
+        self._guaranteed = frozenset(g.account for g in found)
+        self._decoding = Counter[str]()
+        self._num_decoding = 0
 
     def advance(self, now_s: float) -> None:
         self._window.advance(now_s)
         self.owed = tuple(g for g in self.guarantees if self._window.is_below(g.account, g.share))
         self._owed_accounts = frozenset(g.account for g in self.owed)
+
+    @property
+    def has_unserved(self) -> bool:
+        """Whether the last step left out somebody that running sequences of a guarantee may be among."""
+        return bool(self._unserved)
 
     def set_backlogged(self, waiting: Iterable[Guarantee]) -> None:
         """Who has work to do: those named, and those whose running sequences the last step left out."""
@@ -51,7 +60,7 @@ class MinShares:
 
     def unserved(self, payer: Payer) -> None:
         if self.guarantees:
-            self._unserved.update(_accounts(payer))
+            self._unserved |= self._guaranteed & _accounts(payer)
 
     def is_owed(self, payer: Payer) -> bool:
         return bool(self.owed) and not self._owed_accounts.isdisjoint(_accounts(payer))
@@ -59,6 +68,18 @@ class MinShares:
     def charge(self, payer: Payer, cost: int) -> None:
         if self.guarantees:
             self._window.add(_accounts(payer), cost)
+
+    def decode(self, payer: Payer, change: int) -> None:
+        """So many more of the payer's sequences are charged by steady_step()."""
+        for account in self._guaranteed & _accounts(payer):
+            self._decoding[account] += change
+        self._num_decoding += change
+
+    def steady_step(self, now_s: float, cost: int) -> None:
+        """Every decoding sequence is charged `cost`."""
+        if self.guarantees:
+            self._window.advance(now_s)
+            self._window.add_counts(self._decoding, self._num_decoding, cost)
 
     def take_over(self, previous: MinShares) -> None:
         self._window = previous._window

@@ -4,7 +4,7 @@ against. Time in which it had nothing to do earns it no claim."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 class ShareWindow:
@@ -46,6 +46,16 @@ class ShareWindow:
             for entry in (bucket.setdefault(account, [0, 0]), self._sums.setdefault(account, [0, 0])):
                 entry[0] += cost if account in served else 0
                 entry[1] += cost
+
+    def add_counts(self, served: Mapping[str, int], total: int, cost: int) -> None:
+        """As add(): `total` pieces of work of this cost, served[account] of them for each account."""
+        if not self._backlogged:
+            return
+        bucket = self._buckets[-1][1]
+        for account in self._backlogged:
+            for entry in (bucket.setdefault(account, [0, 0]), self._sums.setdefault(account, [0, 0])):
+                entry[0] += served.get(account, 0) * cost
+                entry[1] += total * cost
 
     def is_below(self, account: str, share: float) -> bool:
         """Whether the account got less than `share` of all the work done while it was backlogged."""

@@ -12,59 +12,17 @@ sequence comes back) pushes a new entry at once, and the old one is dropped when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.policies.line import Line
+from fairlane.scheduler.policies.node import Node, SteadyCost, up
 from fairlane.scheduler.request import Payer, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
 
 # Levels below the tier: organisation, tenant, member ("" for requests of the tenant itself).
 _LEVELS = 3
-
-
-class Node:
-    """One node. `queued`: waiting sequences below it; `running`: running ones; `v`: cost over weight, in cost units;
-    `entered`: the key of its live entry in the parent's heap, None when it has none."""
-
-    __slots__ = (
-        "children",
-        "closed",
-        "entered",
-        "heap",
-        "idle",
-        "key",
-        "last_v",
-        "line",
-        "name",
-        "parent",
-        "path",
-        "queued",
-        "running",
-        "uid",
-        "v",
-        "weight",
-    )
-
-    def __init__(self, name: str, path: str, parent: Node | None, weight: float, uid: int) -> None:
-        self.name = name
-        self.path = path  # of the ownership tree; "" for the root and tiers
-        self.parent = parent
-        self.weight = weight
-        self.uid = uid
-        self.v = 0.0
-        self.last_v = 0.0  # of the child charged last
-        self.entered: float | None = None
-        self.closed = False
-        self.queued = 0
-        self.running = 0
-        self.children: dict[str, Node] = {}
-        self.heap: list[tuple[float, int, Node]] = []
-        self.idle: list[tuple[float, int, Node]] = []
-        self.line: Line | None = None
-        self.key: Payer | str | None = None  # a leaf's, in the tree's index
 
 
 class WaitTree:
@@ -82,7 +40,8 @@ class WaitTree:
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
         self._closed = False
-        self.root = Node("", "", None, 1.0, 0)
+        self._steady = SteadyCost()
+        self.root = Node("", "", None, 1.0, 0, self._steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +51,7 @@ class WaitTree:
             leaf.line = Line()
         leaf.line.push(sequence)
         self._lift(leaf)
-        for node in _up(leaf):
+        for node in up(leaf):
             node.queued += 1
         self._offer(leaf)
 
@@ -102,7 +61,7 @@ class WaitTree:
         if leaf.line is None:
             raise KeyError(sequence.request_id)
         leaf.line.remove(sequence)
-        for node in _up(leaf):
+        for node in up(leaf):
             node.queued -= 1
         self._retire(leaf)
 
@@ -126,7 +85,7 @@ class WaitTree:
     def place_of(self, sequence: Sequence) -> int:
         """The place its line would take next."""
         line = self._leaf(sequence).line
-        return sequence.place if line is None or not len(line) else line.place()
+        return sequence.place if line is None or line.head() is None else line.place()
 
     def skip(self, sequence: Sequence) -> None:
         """Sets the head of its line aside until restore()."""
@@ -160,7 +119,7 @@ class WaitTree:
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        levels = [(node.v, node.uid) for node in _up(leaf) if node.parent is not None]
+        levels = [(node.v, node.uid) for node in up(leaf) if node.parent is not None]
         return (*(part for level in reversed(levels) for part in level), place)
 
     def position(self, sequence: Sequence) -> int:
@@ -177,19 +136,32 @@ class WaitTree:
     def charge(self, payer: Payer, cost: int) -> None:
         if not self._fair:
             return
-        for node in _up(self._leaf_of(payer)):
+        for node in up(self._leaf_of(payer)):
             if node.parent is not None:
                 node.v += cost / node.weight
-                node.parent.last_v = node.v
+                node.parent.last = node
+
+    def decode(self, payer: Payer, change: int) -> None:
+        """So many more of the payer's sequences are charged by steady_step()."""
+        if not self._fair:
+            return
+        for node in up(self._leaf_of(payer)):
+            node.decode(change)
+            if node.parent is not None and change > 0:
+                node.parent.last = node
+
+    def steady_step(self, cost: int) -> None:
+        """Every decoding sequence is charged `cost`."""
+        self._steady.units += cost
 
     def adopt(self, sequence: Sequence) -> None:
         """It runs: its nodes stay known."""
-        for node in _up(self._leaf(sequence)):
+        for node in up(self._leaf(sequence)):
             node.running += 1
 
     def release(self, sequence: Sequence) -> None:
         leaf = self._leaf(sequence)
-        for node in _up(leaf):
+        for node in up(leaf):
             node.running -= 1
         self._retire(leaf)
 
@@ -250,7 +222,7 @@ class WaitTree:
         return self._leaf_of(sequence.payer)
 
     def _path_of(self, sequence: Sequence) -> list[Node]:
-        return [node for node in _up(self._leaf(sequence)) if node.parent is not None][::-1]
+        return [node for node in up(self._leaf(sequence)) if node.parent is not None][::-1]
 
     def _child(self, parent: Node, name: str) -> Node:
         child = parent.children.get(name)
@@ -258,10 +230,10 @@ class WaitTree:
             return child
         self._uids += 1
         if self._by_tier and parent is self.root:
-            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids)
+            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids, self._steady)
         else:
             path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
-            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids)
+            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self._steady)
         parent.children[name] = child
         return child
 
@@ -275,14 +247,14 @@ class WaitTree:
     def _lift(self, leaf: Node) -> None:
         if not self._fair:
             return
-        for node in _up(leaf):
+        for node in up(leaf):
             if node.parent is not None and not node.queued:
                 best = self._best_child(node.parent)
                 node.v = max(node.v, node.parent.last_v if best is None else best.v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
-        for node in _up(leaf):
+        for node in up(leaf):
             if node.parent is not None:
                 key = self._key(node)
                 if key is not None and (node.entered is None or key < node.entered):
@@ -359,11 +331,3 @@ class WaitTree:
             self._leaves.pop(node.key, None)
         for child in node.children.values():
             self._forget_leaves(child)
-
-
-def _up(node: Node) -> Iterator[Node]:
-    """The node and its ancestors, the root last."""
-    current: Node | None = node
-    while current is not None:
-        yield current
-        current = current.parent

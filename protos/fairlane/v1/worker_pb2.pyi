@@ -240,12 +240,22 @@ class CountSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StepDeltas(_message.Message):
-    __slots__ = ("step_id", "deltas")
+    __slots__ = ("step_id", "deltas", "decoded")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
+    DECODED_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     deltas: _containers.RepeatedCompositeFieldContainer[Delta]
-    def __init__(self, step_id: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ...) -> None: ...
+    decoded: DecodedTokens
+    def __init__(self, step_id: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., decoded: _Optional[_Union[DecodedTokens, _Mapping]] = ...) -> None: ...
+
+class DecodedTokens(_message.Message):
+    __slots__ = ("request_ids", "token_ids")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("request_id", "queue_position", "started", "resumed_after_s", "token_ids", "preempted", "ended")

@@ -140,6 +140,24 @@ async def test_deltas_of_unknown_requests_are_ignored_and_counted(service: Any, 
     assert service.gateway.worker.counters.stale_deltas == 1
 
 
+async def test_a_column_of_tokens_reaches_each_request_before_the_deltas_of_its_step(service: Any, rest: Any) -> None:
+    calls = [await running(service), await running(service)]
+    ids = [add.request_id for add in service.worker.adds]
+    ends = [wpb.Delta(request_id=one, token_ids=[67], ended=wpb.EndedDelta(reason="length")) for one in ids]
+    step = wpb.StepDeltas(step_id=9, deltas=ends, decoded=wpb.DecodedTokens(request_ids=ids, token_ids=[65, 66]))
+    service.worker._out.put_nowait(wpb.FromWorker(deltas=step))
+    texts = ["".join(event.tokens.text for event in await rest(call)) for call in calls]
+    assert texts == ["AC", "BC"]
+
+
+async def test_a_column_with_a_token_too_few_ends_the_session(service: Any, refused: Any) -> None:
+    call = await running(service)
+    column = wpb.DecodedTokens(request_ids=[service.worker.adds[0].request_id], token_ids=[])
+    service.worker._out.put_nowait(wpb.FromWorker(deltas=wpb.StepDeltas(step_id=9, decoded=column)))
+    refusal = await refused(call)
+    assert refusal.reason == "WORKER_LOST"
+
+
 LIES: dict[str, Any] = {
     "token outside the vocabulary": [{"token_ids": [300]}],
     "more tokens than max_tokens": [{"token_ids": [65] * 201}],

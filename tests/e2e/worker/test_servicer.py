@@ -54,8 +54,10 @@ class Stream:
     async def deltas_until_ended(self, request_id: int) -> list[pb.Delta]:
         deltas: list[pb.Delta] = []
         while not (deltas and deltas[-1].HasField("ended")):
-            message = await self.read()
-            deltas += [d for d in message.deltas.deltas if d.request_id == request_id]
+            step = (await self.read()).deltas
+            columns = zip(step.decoded.request_ids, step.decoded.token_ids, strict=True)
+            deltas += [pb.Delta(request_id=one, token_ids=[token]) for one, token in columns if one == request_id]
+            deltas += [d for d in step.deltas if d.request_id == request_id]
         return deltas
 
 

@@ -4,6 +4,7 @@ work too, nobody is placed twice, and nothing is kept for those that are gone.""
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 import pytest
 
@@ -222,17 +223,8 @@ def test_a_request_that_ended_in_the_queue_reports_how_long_it_queued() -> None:
 def test_recompute_after_an_eviction_is_not_charged_to_the_victims_tier() -> None:
     tiers = (Tier("gold", 100), Tier("batch", 10, min_share=0.0))
     d = world(tiers=tiers, num_blocks=10, budget=256, prefix_caching=False)
-    charged = {"gold": 0, "batch": 0}
-    policy_charge = None
     d.turn()
-    p = d.scheduler.policy
-    policy_charge = p.on_charge
-
-    def spy(seq, cost):
-        charged[seq.tier] += cost
-        policy_charge(seq, cost)
-
-    p.on_charge = spy
+    charged = charges_of(d.scheduler.policy)
     d.add(request(1, "batch", prompt=100, max_tokens=10))
     d.turn()
     d.add(request(2, "gold", prompt=100, max_tokens=2))
@@ -240,6 +232,28 @@ def test_recompute_after_an_eviction_is_not_charged_to_the_victims_tier() -> Non
     # batch: its prompt, 8 decodes, and the one token that it computed in the same chunk as its recompute; gold: its prompt, a
     # decode, and the 100 tokens that it made batch compute again.
     assert charged == {"batch": 100 * 10 + 8 * 20 + 10, "gold": 100 * 10 + 20 + 100 * 10}
+
+
+def charges_of(policy):
+    """What each tier is charged from now on, piece by piece and by rate."""
+    charged, decoding = Counter(), Counter()
+    on_charge, on_decoding, on_steady_step = policy.on_charge, policy.on_decoding, policy.on_steady_step
+
+    def charge(payer, cost):
+        charged[payer.tier] += cost
+        on_charge(payer, cost)
+
+    def decode(payer, change):
+        decoding[payer.tier] += change
+        on_decoding(payer, change)
+
+    def steady_step(now_s, cost):
+        for tier, count in decoding.items():
+            charged[tier] += count * cost
+        on_steady_step(now_s, cost)
+
+    policy.on_charge, policy.on_decoding, policy.on_steady_step = charge, decode, steady_step
+    return charged
 
 
 def spied(d):
@@ -275,7 +289,7 @@ def test_who_is_evicted_in_a_step_comes_back_in_a_later_one_and_what_is_placed_k
     d.add(request(20, "gold", prompt=last, max_tokens=4))
     d.run_until_idle(500)
     for output, live in seen:
-        slots = [entry.slot for entry in output.scheduled]
+        slots = [entry.slot for entry in output.scheduled] + output.decode_slots
         assert len(set(slots)) == len(slots)
         assert set(slots) <= live
     assert [d.transcripts[one.request_id].token_ids for one in asked] == [expected_tokens(one) for one in asked]

@@ -33,7 +33,8 @@ def outputs(driver: EngineDriver, turns: int) -> list[ScheduleOutput]:
 
 
 def tokens_of(output: ScheduleOutput) -> list[int]:
-    return [entry.num_tokens for entry in output.scheduled]
+    """Of the lane's decodes, then of the entries."""
+    return [1] * len(output.decode_slots) + [entry.num_tokens for entry in output.scheduled]
 
 
 def test_a_long_prompt_is_chunked_and_leaves_a_token_for_every_decode() -> None:
@@ -45,10 +46,10 @@ def test_a_long_prompt_is_chunked_and_leaves_a_token_for_every_decode() -> None:
     first, second = outputs(driver, 2)
     assert tokens_of(first) == [1, 1, 1, 29]  # 32 - 3 decodes
     assert tokens_of(second) == [1, 1, 1, 29]
-    assert [entry.sample for entry in first.scheduled] == [True, True, True, False]
+    assert [entry.sample for entry in first.scheduled] == [False]  # decodes always sample
 
 
-def test_the_vip_chunk_comes_first_but_leaves_a_token_for_every_decode_it_may_not_pause() -> None:
+def test_the_vip_chunk_takes_the_step_but_leaves_a_token_for_every_decode_it_may_not_pause() -> None:
     tiers = (Tier("gold", 100), BATCH)  # no shaping: nothing pauses
     driver = world(tiers=tiers, budget=16, max_num_seqs=8)
     for number in (1, 2, 3):
@@ -56,7 +57,7 @@ def test_the_vip_chunk_comes_first_but_leaves_a_token_for_every_decode_it_may_no
     driver.turn()
     driver.add(request(9, "gold", prompt=64, max_tokens=4))
     (step,) = outputs(driver, 1)
-    assert tokens_of(step) == [13, 1, 1, 1]
+    assert tokens_of(step) == [1, 1, 1, 13]
 
 
 def test_lower_decodes_pause_only_in_steps_that_hold_a_protected_chunk() -> None:

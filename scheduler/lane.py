@@ -1,0 +1,164 @@
+"""The DecodeLane: running sequences that decode one token in every step, with nothing else to decide about them. A step places
+all of them at once and takes their tokens in as one column, so that its cost does not grow with what each sequence has to be
+told. Who may be here, and whether a step may place them all, is the step's pass's to decide (step_pass.py).
+
+    per sequence, written back by settle()     members   a  b  c  d        placed   steps that placed all of them
+                                               column 1  7  3  9  4        retired  columns that came back
+                                               column 2  2  8  1  6
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from fairlane.blockmgr.lockstep import Lockstep
+from fairlane.blockmgr.manager import BlockManager
+from fairlane.scheduler.events import Delta
+from fairlane.scheduler.policies.base import Policy, Rank
+from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
+
+
+class DecodeLane:
+    """`members`, `slots` and `request_ids` are aligned, and new lists whenever somebody comes or goes: a step in flight keeps
+    the ones it was launched with. `joining`: who was placed in the last step, and comes in before the next one if it may.
+    `stop_ids`: every token that ends a member. `worst_rank`: nobody's rank in it is worse; None where ranks change.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self.members: list[Sequence] = []
+        self.slots: list[int] = []
+        self.request_ids: list[RequestId] = []
+        self.joining: list[Sequence] = []
+        self.stop_ids: frozenset[int] = frozenset()
+        self.worst_rank: Rank | None = None
+        self._growth = Lockstep(blocks)
+        self._step = 0
+        self._ends: dict[int, list[Sequence]] = {}
+        self._done: list[Sequence] = []
+        self._placed = 0
+        self._columns: list[list[int]] = []
+        self._stop_sets: Counter[frozenset[int]] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    # -- who is in it --------------------------------------------------------------------------------------------------
+
+    def change(self, policy: Policy) -> None:
+        """Before a step: who is done leaves, who will only decode from now on joins. Not sooner, so that the results of the
+        last step find the lane as it was."""
+        self.let_go(policy)
+        steady = [sequence for sequence in self.joining if self.may_join(sequence)]
+        self.joining = []
+        if steady:
+            self._bound_rank(steady, policy)
+            self._join(steady)
+            for sequence in steady:
+                policy.on_decoding(sequence.payer, 1)
+
+    def let_go(self, policy: Policy) -> None:
+        """Takes out those that need no further step."""
+        if self._done:
+            done, self._done = self._done, []
+            self.leave(done, policy)
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """Whether it will decode one token in every step until it ends or somebody takes it out."""
+        return (
+            sequence.status is SequenceStatus.RUNNING
+            and not sequence.steady_until
+            and sequence.num_pending_tokens == 1
+            and sequence.num_output_tokens + sequence.num_in_flight < sequence.request.max_tokens
+            and self._growth.can_join(sequence.request_id, sequence.num_computed_tokens)
+        )
+
+    def _join(self, sequences: list[Sequence]) -> None:
+        self.settle()
+        for sequence in sequences:
+            left = sequence.request.max_tokens - sequence.num_output_tokens - sequence.num_in_flight
+            sequence.steady_until = self._step + left
+            self._ends.setdefault(sequence.steady_until, []).append(sequence)
+            self._growth.join(sequence.request_id, sequence.held_slot, sequence.num_computed_tokens)
+            self._stop_sets[sequence.request.stop_token_ids] += 1
+        self._set_members([*self.members, *sequences])
+
+    def leave(self, sequences: list[Sequence], policy: Policy) -> None:
+        """Those among them that are in it are placed one by one again; their tokens and counts are their own."""
+        leaving = [sequence for sequence in sequences if sequence.steady_until]
+        if not leaving:
+            return
+        self.settle()
+        for sequence in leaving:
+            ends = self._ends.get(sequence.steady_until)
+            if ends is not None:  # None: it has been placed for the last time
+                ends.remove(sequence)
+                if not ends:
+                    del self._ends[sequence.steady_until]
+            sequence.steady_until = 0
+            self._growth.leave(sequence.request_id)
+            self._stop_sets[sequence.request.stop_token_ids] -= 1
+            policy.on_decoding(sequence.payer, -1)
+        self._set_members([sequence for sequence in self.members if sequence.steady_until])
+
+    def _set_members(self, members: list[Sequence]) -> None:
+        self.members = members
+        self.slots = [sequence.held_slot for sequence in members]
+        self.request_ids = [sequence.request_id for sequence in members]
+        self._stop_sets = +self._stop_sets
+        self.stop_ids = frozenset().union(*self._stop_sets)
+
+    def _bound_rank(self, joining: list[Sequence], policy: Policy) -> None:
+        if policy.ranks_change:
+            self.worst_rank = None
+            return
+        worst = max(policy.rank(sequence) for sequence in joining)
+        known = self.worst_rank if self.members else None
+        self.worst_rank = worst if known is None else max(worst, known)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def num_new_blocks(self) -> int:
+        """Free blocks that place() would use up now."""
+        return self._growth.num_new_blocks()
+
+    def place(self) -> tuple[list[int], list[list[int]]]:
+        """Every member computes its one token. Returns the slots that grew and their new blocks by group, as Lockstep.advance.
+        NoFreeBlocks if blocks are short."""
+        grown = self._growth.advance()
+        self._step += 1
+        self._placed += 1
+        self._done = self._ends.pop(self._step, self._done)
+        return grown
+
+    def has_no_part_in(self, deltas: Mapping[RequestId, Delta]) -> bool:
+        """Whether none of them tells of a member."""
+        return not deltas or deltas.keys().isdisjoint(self.request_ids)
+
+    def retire(self, token_ids: list[int]) -> None:
+        """The tokens of a step that placed the members of today, in their order; none of them in stop_ids."""
+        self._columns.append(token_ids)
+
+    def settle(self) -> None:
+        """Writes back what members are owed: tokens, and how far they have come."""
+        placed, retired = self._placed, len(self._columns)
+        if not placed and not retired:
+            return
+        if retired == 1:
+            for sequence, token in zip(self.members, self._columns[0], strict=True):
+                sequence.token_ids.append(token)
+        elif retired:
+            for sequence, tokens in zip(self.members, zip(*self._columns, strict=True), strict=True):
+                sequence.token_ids.extend(tokens)
+        in_flight = placed - retired
+        for sequence in self.members:
+            sequence.num_computed_tokens += placed
+            sequence.num_retired_tokens += retired
+            sequence.num_in_flight += in_flight
+            sequence.steps_in_flight += in_flight
+        self._placed = 0
+        self._columns = []
+
+    def update_tables(self) -> None:
+        """Brings the block tables' lengths up to date, for reports and checks."""
+        self._growth.update_tables()

@@ -1,0 +1,112 @@
+"""What a step produced, taken in: tokens, stops, lengths reached, errors of single sequences. Most of it is the decode lane's
+column, which is looked through for stop tokens as a whole and kept as it is; whatever else there is to tell goes sequence by
+sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fairlane.scheduler.events import DecodedTokens, EndReason
+from fairlane.scheduler.output import ScheduleOutput, StepResult
+from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
+    its cost in cost units."""
+
+    output: ScheduleOutput
+    sequences: list[Sequence]
+    lane: list[Sequence]
+    cost: int
+
+
+def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -> None:
+    """A step succeeded, but for the sequences in result.errors."""
+    entries = zip(step.sequences, step.output.scheduled, result.tokens, strict=True)
+    for index, (sequence, entry, tokens) in enumerate(entries):
+        if _goes_on(scheduler, sequence, entry.sample, result.errors.get(index)):
+            if sequence.status is SequenceStatus.RUNNING:
+                _retire(scheduler, sequence, entry.start + entry.num_tokens)
+            if tokens:
+                _append(scheduler, sequence, tokens)
+    if step.lane:
+        _take_column(scheduler, step.lane, result, len(step.sequences))
+
+
+def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None:
+    """A step failed as a whole."""
+    scheduler.lane.settle()
+    placed = [(sequence, entry.sample) for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True)]
+    for sequence, sampled in [*placed, *((sequence, True) for sequence in step.lane)]:
+        sequence.steps_in_flight -= 1
+        sequence.num_in_flight -= sampled
+        if sequence.status is not SequenceStatus.FINISHED:
+            scheduler.forget(sequence)
+            scheduler.finish(sequence, EndReason.FAILED, error=("STEP_FAILED", message))
+
+
+def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResult, num_entries: int) -> None:
+    """members: the lane as it was when the step was launched."""
+    lane, deltas, tokens = scheduler.lane, scheduler.deltas, result.decode_tokens
+    lane.let_go(scheduler.policy)  # of those whose last step this may be
+    as_placed = members is lane.members
+    if as_placed and not result.errors and lane.stop_ids.isdisjoint(tokens) and lane.has_no_part_in(deltas):
+        lane.retire(tokens)
+        scheduler.decoded.append(DecodedTokens(lane.request_ids, tokens))
+        return
+    lane.settle()
+    ids: list[RequestId] = []
+    kept: list[int] = []
+    for index, (sequence, token) in enumerate(zip(members, tokens, strict=True), num_entries):
+        steady = sequence.steady_until and token not in lane.stop_ids and index not in result.errors
+        if steady and sequence.request_id not in deltas:
+            sequence.steps_in_flight -= 1
+            sequence.num_in_flight -= 1
+            sequence.num_retired_tokens += 1
+            sequence.token_ids.append(token)
+            ids.append(sequence.request_id)
+            kept.append(token)
+        elif _goes_on(scheduler, sequence, True, result.errors.get(index)):
+            if sequence.status is SequenceStatus.RUNNING:
+                sequence.num_retired_tokens += 1
+            _append(scheduler, sequence, [token])
+    scheduler.decoded.append(DecodedTokens(ids, kept))
+
+
+def _goes_on(scheduler: Scheduler, sequence: Sequence, sampled: bool, error: str | None) -> bool:
+    """A step of the sequence has returned. False if that is all, because it has ended, or fails now."""
+    sequence.steps_in_flight -= 1
+    sequence.num_in_flight -= sampled
+    if sequence.status is SequenceStatus.FINISHED:
+        return False
+    if error is not None:
+        scheduler.forget(sequence)
+        scheduler.finish(sequence, EndReason.FAILED, error=("NUMERICAL_ERROR", error))
+    return error is None
+
+
+def _retire(scheduler: Scheduler, sequence: Sequence, num_tokens: int) -> None:
+    block_size = scheduler.blocks.block_size
+    fills_block = num_tokens // block_size > sequence.num_retired_tokens // block_size
+    sequence.num_retired_tokens = num_tokens
+    if fills_block:
+        scheduler.commit(sequence)
+
+
+def _append(scheduler: Scheduler, sequence: Sequence, tokens: list[int]) -> None:
+    delivered = scheduler.delta(sequence).token_ids
+    for token in tokens:
+        sequence.token_ids.append(token)
+        delivered.append(token)
+        if token in sequence.request.stop_token_ids:
+            scheduler.finish(sequence, EndReason.STOP, stop_token_id=token)
+            return
+        if sequence.num_output_tokens >= sequence.request.max_tokens:
+            scheduler.finish(sequence, EndReason.LENGTH)
+            return

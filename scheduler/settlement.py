@@ -1,0 +1,54 @@
+"""When nobody who waits could be let in, and until when that is sure: a step need not ask again before. Whatever gives
+something back (a sequence that ends or is evicted) or swaps the policy ends it; here is what else does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from fairlane.scheduler.census import Census
+from fairlane.scheduler.policies.base import Policy
+from fairlane.scheduler.request import Sequence
+
+# Where counters alone change who goes first, or who may evict, it is asked again after so many steps.
+RECHECK_STEPS = 16
+
+
+class Shortage(Enum):
+    """Why nobody gets in."""
+
+    REQUESTS = "nobody waits"
+    SLOTS = "every slot is taken"
+    ROOM = "nobody who may go next fits into the free blocks, or the seats are taken by those before it"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Holds before until_step and before until_s, as long as nothing is given back."""
+
+    shortage: Shortage
+    until_step: float
+    until_s: float
+
+    @classmethod
+    def after(cls, step_id: int, shortage: Shortage, policy: Policy, shortest_lease: float) -> Settlement:
+        """What the step found. shortest_lease: steps until a running sequence may be evicted that may not be now."""
+        if shortage is Shortage.REQUESTS:
+            return cls(shortage, inf, inf)
+        drifts = policy.leads_evict or (shortage is Shortage.ROOM and policy.ranks_change)
+        steps = min(shortest_lease, RECHECK_STEPS) if drifts else shortest_lease
+        # Ageing brings others to the front, but gives no right to evict: without a slot it changes nothing.
+        return cls(shortage, step_id + steps, policy.next_change_s() if shortage is Shortage.ROOM else inf)
+
+    def holds(self, step_id: int, now_s: float) -> bool:
+        """Whether the step after step_id need not ask."""
+        return step_id < self.until_step and now_s < self.until_s
+
+    def outlasts_arrival(self, sequence: Sequence, policy: Policy, census: Census) -> bool:
+        """Whether a newcomer changes nothing: it would have to evict, and has no right to."""
+        return self.shortage is Shortage.SLOTS and not policy.could_preempt(sequence, census.running_by_tier)
+
+    def outlasts_cancel(self) -> bool:
+        """Whether it changes nothing that somebody waits no more."""
+        return self.shortage is Shortage.SLOTS

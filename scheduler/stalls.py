@@ -1,0 +1,41 @@
+"""When a started request stands still, and what it is told: at once when it loses its blocks, after a while when it only pauses,
+and how long it was when it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fairlane.scheduler.events import Delta, PreemptionKind, PreemptionReason
+from fairlane.scheduler.request import Sequence
+
+# A paused sequence is reported once its stall has lasted this long; shorter ones are not felt.
+ANNOUNCE_STALL_S = 0.25
+
+DeltaOf = Callable[[Sequence], Delta]
+
+
+def pause(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:
+    """It keeps its blocks and skips a step for those of higher rank."""
+    if sequence.stalled_since_s is None:
+        sequence.stalled_since_s = now_s
+    elif not sequence.stall_announced and now_s - sequence.stalled_since_s >= ANNOUNCE_STALL_S:
+        sequence.stall_announced = True
+        delta(sequence).preempted = (PreemptionKind.PAUSED, PreemptionReason.HIGHER_RANK)
+
+
+def evicted(sequence: Sequence, reason: PreemptionReason, now_s: float, delta: DeltaOf) -> None:
+    """It has lost its blocks."""
+    if sequence.stalled_since_s is None:
+        sequence.stalled_since_s = now_s
+    sequence.stall_announced = True
+    delta(sequence).preempted = (PreemptionKind.RECOMPUTED, reason)
+
+
+def end_stall(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:
+    """It has been placed."""
+    if sequence.stalled_since_s is None:
+        return
+    if sequence.stall_announced:
+        delta(sequence).resumed_after_s = now_s - sequence.stalled_since_s
+    sequence.stalled_since_s = None
+    sequence.stall_announced = False
