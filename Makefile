@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-kernels bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -43,6 +43,27 @@ torch {torch.__version__} is a CUDA build, but this machine shows no usable GPU.
 endef
 export TORCH_CHECK
 
+# Sets `python` in the recipe's shell to the first interpreter that has these modules and sees a GPU, or says why there is none.
+with_gpu = python=; for tried in $(PYTHON) $(BIN)/python; do \
+  why="$$why`$$tried -c "$$GPU_CHECK" $(1) 2>&1`\n" && python=$$tried && break; done; \
+  test -n "$$python" || { printf '%b' "no CUDA device for make $@:\n$$why"; \
+  echo "Name a Python whose torch is a CUDA build: make $@ PYTHON=python3.12"; exit 1; }
+
+define GPU_CHECK
+import importlib, sys
+try:
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+except ImportError as error:
+    sys.exit(f"  {sys.executable}: {error}")
+import torch
+if torch.version.cuda is None:
+    sys.exit(f"  {sys.executable}: torch {torch.__version__} is built without CUDA")
+if not torch.cuda.is_available():
+    sys.exit(f"  {sys.executable}: torch {torch.__version__} sees no GPU (does nvidia-smi show one?)")
+endef
+export GPU_CHECK
+
 model: setup ## Fetch the default model (SmolLM2-135M-Instruct) into the cache
 	$(BIN)/fairlane model pull
 
@@ -55,8 +76,12 @@ demo: setup model ## Three tenants under FCFS, VIP and FAIR, live in this termin
 test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
 
-test-gpu: setup ## Run the tests that need a GPU
-	$(BIN)/pytest tests/gpu
+# On a GPU machine the CUDA build of torch is often $(PYTHON)'s own, and then no .venv is needed; nothing is installed here.
+# Where there is pytest-xdist, files run side by side: most of the time goes into compiling. More: make test-gpu PYTEST_ARGS="-k sample"
+test-gpu: ## Run the tests that need a GPU, with PYTHON or .venv, whichever sees one
+	@$(call with_gpu,torch triton pytest hypothesis) && \
+	  aside=`"$$python" -c 'import xdist' 2>/dev/null && echo "-n 6 --dist loadfile"`; set -x && PYTHONPATH=src \
+	  "$$python" -m pytest -c tests/gpu/pytest.ini --rootdir=. --confcutdir=tests $$aside tests/gpu $(PYTEST_ARGS)
 
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
@@ -69,6 +94,10 @@ bench-tiers: setup model ## VIPs against a crowd on the real worker, FCFS and VI
 
 bench-cpu: setup model ## Fairlane against transformers on this CPU, ceilings, a profile (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_cpu.py $(if $(JSON),--json $(JSON))
+
+bench-kernels: ## The GPU kernels against ceilings and published figures (about two minutes; BENCH_ARGS=--sweep: tuning)
+	@$(call with_gpu,torch triton numpy) && set -x && PYTHONPATH=src:benchmarks \
+	  "$$python" benchmarks/bench_kernels.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 check: setup layering protos-check ## Lint, format check, types, import rules, generated code
 	$(BIN)/ruff check .

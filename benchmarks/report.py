@@ -1,22 +1,48 @@
 """What every benchmark prints and writes: a table for people, and with --json FILE one document with the environment, the
-checks (measured against required) and the rows."""
+checks (measured against required) and the rows. On a terminal rich draws the tables, if it is installed; else they are text."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+try:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+except ImportError:  # a GPU machine with torch and triton alone can still measure kernels
+    RICH = False
+else:
+    RICH = True
 
-console = Console(width=None if sys.stdout.isatty() else 150)
+
+class PlainConsole:
+    """The two things that benchmarks do with a rich console, without rich."""
+
+    def print(self, text: object = "") -> None:
+        print(text, flush=True)
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[PlainConsole]:
+        self.update(text)
+        yield self
+
+    def update(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+console = Console(width=None if sys.stdout.isatty() else 150) if RICH else PlainConsole()
 
 
 @dataclass(frozen=True)
@@ -34,7 +60,7 @@ class Check:
 def environment() -> dict[str, Any]:
     """The machine and the versions that the figures depend on."""
     packages = {}
-    for name in ("torch", "transformers", "grpcio", "numpy", "fairlane"):
+    for name in ("torch", "triton", "transformers", "grpcio", "numpy", "fairlane"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:
@@ -44,9 +70,23 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)),
+        "gpus": nvidia_smi("name", "driver_version"),
         "packages": packages,
         "command": " ".join(sys.argv),
     }
+
+
+def nvidia_smi(*fields: str) -> list[str]:
+    """One line per GPU, the fields separated by commas; empty where there is no GPU or nvidia-smi cannot say."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
 def _cpu() -> str:
@@ -59,24 +99,16 @@ def _cpu() -> str:
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """A table whose columns are the keys of the first row."""
-    if not rows:
-        return
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(*(_text(row.get(name)) for name in rows[0]))
-    console.print(table)
+    if rows:
+        right = {name for name, value in rows[0].items() if not isinstance(value, str)}
+        _print_table(title, list(rows[0]), [[_text(row.get(name)) for name in rows[0]] for row in rows], right)
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    table = Table(title="checks", title_justify="left")
-    for name in ("id", "what", "measured", "required", ""):
-        table.add_column(name)
-    for check in checks:
-        verdict = "[green]pass[/]" if check.passed else "[red]FAIL[/]"
-        table.add_row(check.id, check.what, f"{_text(check.measured)} {check.unit}", check.required, verdict)
-    console.print(table)
+    if not checks:
+        return
+    lines = [[c.id, c.what, f"{_text(c.measured)} {c.unit}", c.required, "pass" if c.passed else "FAIL"] for c in checks]
+    _print_table("checks", ["id", "what", "measured", "required", ""], lines, set())
 
 
 def write_json(path: Path | None, checks: Sequence[Check], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -87,6 +119,46 @@ def write_json(path: Path | None, checks: Sequence[Check], rows: Sequence[Mappin
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"env": environment(), "checks": plain, "rows": list(rows)}, indent=1) + "\n")
     console.print(f"written: {path}")
+
+
+def write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows, if a path was asked for; columns in the order in which rows first have them."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    console.print(f"written: {path}")
+
+
+_COLOURS = {"pass": "green", "good": "green", "FAIL": "red", "WRONG": "red", "ERROR": "red"}
+
+
+def _print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]], right: set[str]) -> None:
+    if not RICH or not sys.stdout.isatty():
+        print(_plain_table(title, header, lines, right), flush=True)
+        return
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, justify="right" if name in right else "left")
+    for line in lines:
+        table.add_row(*(f"[{_COLOURS[cell]}]{cell}[/]" if cell in _COLOURS else escape(cell) for cell in line))
+    console.print(table)
+
+
+def _plain_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]], right: set[str]) -> str:
+    widths = [max(len(line[at]) for line in (header, *lines)) for at in range(len(header))]
+    ruler = ["-" * width for width in widths]
+    shown = [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, line, widths, strict=True)
+        )
+        for line in (header, ruler, *lines)
+    ]
+    return "\n".join(line.rstrip() for line in (title, *shown, ""))
 
 
 def _text(value: Any) -> str:

@@ -62,6 +62,17 @@ def config_from_json(text: str) -> WorkerConfig:
     return WorkerConfig(**values)
 
 
+def make_executor(config: WorkerConfig, clock: Clock) -> Executor:
+    """The executor for the configured device, with its model loaded. Raises ModelLoadError."""
+    if config.device is Device.CUDA:
+        from fairlane.worker.cuda_executor import CudaExecutor  # needs Triton
+
+        return CudaExecutor(config)
+    from fairlane.worker.executor import LocalExecutor  # loads torch: seconds, so only once the settings are right
+
+    return LocalExecutor(config, clock)
+
+
 def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> Scheduler:
     """A scheduler over the executor's blocks. Raises ValueError for limits that contradict each other."""
     info = executor.info
@@ -137,9 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     clock = MonotonicClock()
     try:
         config = config_from_json(arguments.config_json)
-        from fairlane.worker.executor import LocalExecutor  # loads torch: seconds, so only once the settings are right
-
-        executor = LocalExecutor(config, clock)
+        executor = make_executor(config, clock)
     except (ValueError, ModelLoadError) as error:
         print(f"fairlane worker: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

@@ -24,7 +24,8 @@ class WorkerConfig:
     """One worker process.
 
     model: a Hugging Face folder, or the name of an embedded model (smollm2).
-    kv_cache: bytes for KV blocks; num_blocks, if set, wins (tests, benchmarks).
+    kv_cache: bytes for KV blocks; unset: 512 MiB on a CPU, on a GPU what gpu_memory_utilization leaves beside weights and steps.
+    num_blocks, if set, wins (tests, benchmarks).
     max_num_seqs: most sequences placed in one step. max_num_resident: most that may hold KV at once.
     max_num_batched_tokens: a step's token budget. max_prefill_chunk: most tokens of one sequence in a step (0: no cap).
     pipeline_depth: steps launched ahead of the results the scheduler has seen.
@@ -38,7 +39,8 @@ class WorkerConfig:
     seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     max_model_len: Annotated[int, Bounds(1, 10_000_000)] | None = None
     block_size: Annotated[int, Bounds(1, 256)] = 16
-    kv_cache: Annotated[int, Size(1 << 20)] = 512 << 20
+    kv_cache: Annotated[int, Size(1 << 20)] | None = None
+    gpu_memory_utilization: Annotated[float, Bounds(0.05, 0.98)] = 0.92
     num_blocks: Annotated[int, Bounds(2, 1 << 31)] | None = None
     prefix_caching: bool = True
     max_num_seqs: Annotated[int, Bounds(1, 65536)] = 64

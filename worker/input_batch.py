@@ -93,7 +93,9 @@ class InputBatch:
     def prepare(self, scheduled: list[ScheduledSequence], decode_slots: list[int] | None = None) -> StepInputs:
         """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
         entries = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in scheduled], dtype=np.int64).reshape(-1, 4)
-        slots, starts, counts, sampled = np.concatenate([entries, self._decodes(decode_slots or [])]).T
+        rows = np.concatenate([entries, self._decodes(decode_slots or [])])
+        order = np.argsort(rows[:, 2] > 1, kind="stable")  # one-token rows first: backends compute them together
+        slots, starts, counts, sampled = rows[order].T
         self._check_scheduled(slots, starts, counts)
         query_start_loc = np.concatenate([[0], np.cumsum(counts)])
         total = int(query_start_loc[-1])
@@ -105,19 +107,23 @@ class InputBatch:
         seq_lens = starts + counts
         longest = -(-int(seq_lens.max(initial=1)) // self.block_size)
         chosen = np.flatnonzero(sampled)
-        flat = torch.from_numpy(token_slots * self.max_tokens + positions).to(self._device)
+        flat = self.upload(token_slots * self.max_tokens + positions)
         return StepInputs(
             input_ids=self.token_ids.view(-1).index_select(0, flat),
-            positions=torch.from_numpy(positions).to(self._device),
-            slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size).to(self._device),
+            positions=self.upload(positions),
+            slot_mapping=self.upload(blocks * self.block_size + positions % self.block_size),
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_table=torch.from_numpy(self.block_table[slots, :longest]),
-            sample_rows=torch.from_numpy(query_start_loc[1:][chosen] - 1).to(self._device),
+            sample_rows=self.upload(query_start_loc[1:][chosen] - 1),
             sample_slots=slots[chosen],
             sample_positions=seq_lens[chosen],
-            sample_entries=chosen,
+            sample_entries=order[chosen],
         )
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        """An array as a tensor on the device."""
+        return torch.from_numpy(array).to(self._device)
 
     def _decodes(self, slots: list[int]) -> np.ndarray:
         """int64 [n, 4], as entries: the last known token of each slot, and sample the next."""
@@ -137,8 +143,7 @@ class InputBatch:
 
     def store(self, slots: np.ndarray, positions: np.ndarray, tokens: Tensor) -> None:
         """Puts sampled tokens int64 [S] at their slots' positions."""
-        flat = torch.from_numpy(slots * self.max_tokens + positions).to(self._device)
-        self.token_ids.view(-1).index_copy_(0, flat, tokens)
+        self.token_ids.view(-1).index_copy_(0, self.upload(slots * self.max_tokens + positions), tokens)
         self.num_tokens[slots] = positions + 1
 
     def _add(self, new: NewSequence) -> None:
@@ -147,12 +152,12 @@ class InputBatch:
             raise ValueError(f"slot {slot} is outside [0, {self.num_slots})")
         if count > self.max_tokens:
             raise ValueError(f"a sequence of {count} tokens is longer than {self.max_tokens}")
-        tokens = torch.tensor(new.token_ids, dtype=torch.int64)
-        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+        tokens = np.array(new.token_ids, dtype=np.int64)
+        if count and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
             raise ValueError(f"a token id is outside [0, {self._vocab_size})")
         sampling = SamplingParams(**new.sampling)
         self._release(slot)  # sent again (after a preemption): the old state goes, whole
-        self.token_ids[slot, :count] = tokens.to(self._device)
+        self.token_ids[slot, :count] = self.upload(tokens)
         self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.sampling[slot] = sampling

@@ -112,12 +112,14 @@ def _listed(label: str, names: Any) -> str:
 
 
 def _fill_random(model: Loadable, seed: int, std: float) -> None:
-    """Matrices normal(0, std), norms one, biases zero; the same for a seed, whatever the device."""
-    generator = torch.Generator().manual_seed(seed)
+    """Matrices normal(0, std), norms one, biases zero; the same for a seed on one kind of device. They are drawn where they
+    will be: on a CPU, eight billion of them take minutes."""
+    generators: dict[torch.device, torch.Generator] = {}
     for name, target in model.tensors().items():
+        generator = generators.setdefault(target.device, torch.Generator(target.device).manual_seed(seed))
         if name.endswith(".bias"):
             target.zero_()
         elif target.dim() == 1:
             target.fill_(1.0)
         else:
-            target.copy_(torch.randn(target.shape, generator=generator).mul_(std))
+            target.copy_(torch.randn(target.shape, generator=generator, device=target.device).mul_(std))

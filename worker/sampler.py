@@ -28,9 +28,7 @@ class Sampled:
 def sample_tokens(logits: Tensor, slots: np.ndarray, positions: np.ndarray, batch: InputBatch) -> Sampled:
     """logits float32 [S, V] (may be changed), slots and positions [S]: whose next token goes where."""
     params = [batch.sampling[slot] for slot in slots.tolist()]
-    for row, (slot, row_params) in enumerate(zip(slots.tolist(), params, strict=True)):
-        if changes_logits(row_params):
-            _adjust(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
+    adjust_logits(logits, params, slots, positions, batch)
     greedy = all(row_params.temperature == 0 for row_params in params)
     ok = _finite(logits, None if greedy else [row_params.temperature for row_params in params])
     if greedy:
@@ -51,6 +49,15 @@ def _finite(logits: Tensor, temperatures: list[float] | None) -> np.ndarray:
         largest = largest / divisor.masked_fill(divisor == 0, 1.0)
     finite: np.ndarray = torch.isfinite(largest).cpu().numpy()
     return finite
+
+
+def adjust_logits(
+    logits: Tensor, params: list[SamplingParams], slots: np.ndarray, positions: np.ndarray, batch: InputBatch
+) -> None:
+    """Bias and penalties, in place, of the rows that have any. logits float32 [S, V], slots and positions [S] as above."""
+    for row, (slot, row_params) in enumerate(zip(slots.tolist(), params, strict=True)):
+        if changes_logits(row_params):
+            _adjust(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
 
 
 def changes_logits(params: SamplingParams) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairlane.kernels.reference import add_rmsnorm, rmsnorm, silu_mul
 from fairlane.worker.attention import AttentionBackend, AttentionLayer
 from fairlane.worker.input_batch import MAX_AHEAD
 from fairlane.worker.linear import Linear
 from fairlane.worker.models.config import ModelConfig
 from fairlane.worker.models.rope import rope_tables
+from fairlane.worker.ops import ops_for
 
 
 class _Layer:
@@ -62,6 +62,7 @@ class LlamaModel:
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
+        self._ops = ops_for(device)
         self.windows = frozenset(config.windows)
         cos, sin = rope_tables(config, max_len, max_len + MAX_AHEAD, device)
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -95,23 +96,23 @@ class LlamaModel:
 
         rows: int64 [S], ascending, the only rows wanted: [S, H]. Beyond the last layer's attention no other row is computed.
         """
-        eps = self.config.rms_norm_eps
+        eps, ops = self.config.rms_norm_eps, self._ops
         residual = self._embedding.index_select(0, input_ids)
-        x = rmsnorm(residual, self._layers[0].input_norm, eps)
+        x = ops.rmsnorm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             x = attention.forward(layer.attention, layer.qkv(x), metadata)
             last = index + 1 == len(self._layers)
             if last and rows is not None and len(rows) < len(x):
                 x, residual = x.index_select(0, rows), residual.index_select(0, rows)
-            x = add_rmsnorm(layer.o(x), residual, layer.post_norm, eps)
-            x = layer.down(silu_mul(layer.gate_up(x)))
-            x = add_rmsnorm(x, residual, self._norm if last else self._layers[index + 1].input_norm, eps)
+            x = ops.add_rmsnorm(layer.o(x), residual, layer.post_norm, eps)
+            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            x = ops.add_rmsnorm(x, residual, self._norm if last else self._layers[index + 1].input_norm, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> float32 [S, V]."""
+        """hidden [S, H] -> [S, V] in the weights' dtype."""
         assert self._head is not None
-        return self._head(hidden).to(torch.float32)
+        return self._head(hidden)
 
 
 def _attention_layer(config: ModelConfig, index: int, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> AttentionLayer:

@@ -1,0 +1,209 @@
+"""Runs one load on a real engine in this process: the engine's own thread is ours, its boxes keep what goes by and are read only
+when all is over, so that watching costs a step one list append. It measures; what a figure should be is engine_peers.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from engine_host import HostTimes, TimedExecutor
+from engine_loads import Load
+
+from fairlane.blockmgr.manager import BlockManager
+from fairlane.clock import MonotonicClock
+from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
+from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
+from fairlane.scheduler.executor import Executor
+from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.request import Request, RequestId, SamplingParams
+from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot, Tier, TiersPolicy
+from fairlane.worker.config import WorkerConfig
+
+GREEDY = SamplingParams(temperature=0.0)
+FCFS = PolicySnapshot(1, "", TiersPolicy.FCFS, (Tier("standard", 50),))
+MAX_EMPTY_TURNS = 10_000
+
+
+class RunError(Exception):
+    """A load did not run to its end as it should: requests failed, gave too few tokens, or starved."""
+
+
+class OutOfTimeError(RunError):
+    """The time allowed was over first; the message says how far the run came."""
+
+
+@dataclass(slots=True)
+class Track:
+    """What one request got, in seconds of the engine's clock."""
+
+    num_tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    ended: Ended | None = None
+    ended_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run of a load, from the moment before the first request was made. steps: when tokens came, and how many."""
+
+    load: Load
+    start_s: float
+    tracks: list[Track]
+    steps: list[tuple[float, int]]
+    preemptions: int
+    recomputed_tokens: int
+
+    @property
+    def all_decoding_s(self) -> tuple[float, float]:
+        """From the last first token to the first end of a request: everything is decoding."""
+        return max(track.first_s for track in self.tracks), min(track.ended_s for track in self.tracks)
+
+
+@dataclass(slots=True)
+class Boxes:
+    """The engine's inbox and outbox."""
+
+    clock: MonotonicClock
+    commands: list[Command] = field(default_factory=list)
+    kept: list[tuple[float, list[Delta], list[DecodedTokens]]] = field(default_factory=list)
+
+    def drain(self, timeout_s: float | None) -> Iterable[Command]:
+        commands, self.commands = self.commands, []
+        return commands
+
+    def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
+        self.kept.append((self.clock.now(), deltas, decoded))
+
+    def resolve(self, num_requests: int) -> tuple[list[Track], list[tuple[float, int]]]:
+        """Goes through everything that was kept; request ids are 0 .. num_requests - 1."""
+        tracks = [Track() for _ in range(num_requests)]
+        steps = []
+        for now_s, deltas, decoded in self.kept:
+            came = 0
+            for column in decoded:
+                came += len(column.request_ids)
+                for request_id in column.request_ids:
+                    _note(tracks[request_id], now_s, 1)
+            for delta in deltas:
+                track = tracks[delta.request_id]
+                if delta.token_ids:
+                    came += len(delta.token_ids)
+                    _note(track, now_s, len(delta.token_ids))
+                if delta.ended is not None:
+                    track.ended, track.ended_s = delta.ended, now_s
+            if came:
+                steps.append((now_s, came))
+        return tracks, steps
+
+
+def _note(track: Track, now_s: float, num_tokens: int) -> None:
+    if not track.num_tokens:
+        track.first_s = now_s
+    track.num_tokens += num_tokens
+    track.last_s = now_s
+
+
+class Bench:
+    """An executor with a loaded model, for any number of runs. Each has a scheduler and a block table of its own."""
+
+    def __init__(self, executor: Executor, config: WorkerConfig) -> None:
+        self.executor = executor
+        self.config = config
+        self.clock = MonotonicClock()
+
+    def run(
+        self,
+        load: Load,
+        *,
+        seed: int = 0,
+        snapshot: PolicySnapshot = FCFS,
+        tenants: int = 1,
+        max_num_seqs: int | None = None,
+        deadline_s: float | None = None,
+        host: HostTimes | None = None,
+    ) -> Outcome:
+        """Submits all requests at once and steps the engine until they have ended.
+
+        tenants: requests go round among that many, and a tenant keeps to one of the snapshot's tiers. deadline_s: of
+        the monotonic clock; past it the run is broken off. host: gets what the host spends on each turn.
+        Raises OutOfTimeError, RunError.
+        """
+        boxes = Boxes(self.clock)
+        scheduler = self._scheduler(max_num_seqs)
+        executor = self.executor if host is None else TimedExecutor(self.executor, host)
+        prompts = load.prompts(self.executor.info.vocab_size, seed)
+        gc.collect()  # a clean heap to start from; collections stay on, as they are in a worker
+        with nullcontext() if host is None else host.watching(scheduler, self.executor):
+            engine = Engine(scheduler, executor, self.clock, boxes, boxes, self.config.pipeline_depth)
+            boxes.commands.append(ApplyPolicy(snapshot, _refuse_refusals))
+            engine.turn(wait=False)
+            start_s = self.clock.now()
+            boxes.commands += [Add(request) for request in _requests(load, prompts, snapshot, tenants, start_s)]
+            in_time = self._turn_until_idle(engine, scheduler, boxes, load.num_requests, deadline_s, host)
+        tracks, steps = boxes.resolve(load.num_requests)
+        if not in_time:
+            came, seconds = sum(n for _, n in steps), self.clock.now() - start_s
+            ended = sum(track.ended is not None and track.ended.reason is EndReason.LENGTH for track in tracks)
+            raise OutOfTimeError(
+                f"stopped after {seconds:.1f} s with {ended} requests done, {came / seconds:.0f} output tokens/s"
+            )
+        _check(load, tracks)
+        return Outcome(load, start_s, tracks, steps, scheduler.num_preemptions, scheduler.num_recomputed_tokens)
+
+    def _scheduler(self, max_num_seqs: int | None) -> Scheduler:
+        config, info = self.config, self.executor.info
+        num_seqs = min(max_num_seqs or config.max_num_seqs, config.max_num_seqs)
+        num_resident = max(config.max_num_resident, config.max_num_seqs) if max_num_seqs is None else num_seqs
+        limits = SchedulerLimits(
+            max_num_seqs=num_seqs,
+            max_num_resident=num_resident,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_prefill_chunk=config.max_prefill_chunk,
+            max_model_len=info.max_model_len,
+        )
+        blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
+        return Scheduler(limits, blocks, make_policy(NO_POLICY), self.clock)
+
+    def _turn_until_idle(
+        self, engine: Engine, scheduler: Scheduler, boxes: Boxes, count: int, deadline_s: float | None, host: HostTimes | None
+    ) -> bool:
+        """False if the deadline passed; then every request is aborted and no step is in flight any more."""
+        in_time, empty = True, 0
+        while True:
+            busy = engine.turn(wait=False) if host is None else host.turn(engine)
+            if not busy and not scheduler.num_unfinished and not boxes.commands:
+                return in_time
+            empty = 0 if busy else empty + 1
+            if empty > MAX_EMPTY_TURNS:
+                raise RunError(f"{scheduler.num_unfinished} requests wait and no step can be made for them")
+            if in_time and deadline_s is not None and self.clock.now() > deadline_s:
+                in_time = False
+                boxes.commands += [Abort(RequestId(number)) for number in range(count)]
+
+
+def _requests(
+    load: Load, prompts: Sequence[tuple[int, ...]], snapshot: PolicySnapshot, tenants: int, now_s: float
+) -> Iterator[Request]:
+    """No stop tokens: each gives exactly its length."""
+    tiers = [tier.name for tier in snapshot.tiers]
+    for number, (prompt, (_, output)) in enumerate(zip(prompts, load.lengths, strict=True)):
+        tenant = f"bench/t{number % tenants:03}"
+        tier = tiers[number % tenants % len(tiers)]
+        yield Request(RequestId(number), tenant, tier, prompt, output, GREEDY, arrival_s=now_s, cache_domain=f"tenant:{tenant}")
+
+
+def _check(load: Load, tracks: list[Track]) -> None:
+    for number, (track, (_, output)) in enumerate(zip(tracks, load.lengths, strict=True)):
+        if track.ended is None or track.ended.reason is not EndReason.LENGTH or track.num_tokens != output:
+            said = "has not ended" if track.ended is None else f"{track.ended.reason.value} {track.ended.error_message}".strip()
+            raise RunError(f"request {number} gave {track.num_tokens} of {output} tokens: {said}")
+
+
+def _refuse_refusals(refusal: str) -> None:
+    if refusal:
+        raise RunError(f"the policy was refused: {refusal}")

@@ -1,0 +1,241 @@
+"""Cuts a decode step's sequences into items of attention work, on the device, once per step for all layers. How long a chunk is
+follows from the sequence's own length alone, so a sequence is split in the same places whatever its companions; where its items
+stand in the list is a matter of speed. The attention itself is paged_decode.py's business.
+
+    keys that sequence b's query sees   [low ........ len)      low = max(0, len - window)
+    its chunks                          [low, low+c) [low+c, low+2c) ...  the last one shorter
+    items int32 [.., 4]                 (b, begin, end, row)    row: of the partial results; -1: b has one item, writes `out`
+
+Sequences that see most come first in the list, so that short items fill the gaps at the end of the launch. A sequence whose
+partial results would not fit in the buffers is left whole: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fairlane.kernels.decode_tuning import ChunkRule, DecodeTuning, tuning_for
+
+NO_WINDOW = 2**31 - 1  # a window wider than any sequence
+_WRITE = 64  # items written at once
+
+
+@triton.jit(do_not_specialize=["batch", "max_rows", "window"], do_not_specialize_on_alignment=["seq_lens_ptr"])  # type: ignore[untyped-decorator]
+def _sched_kernel(  # type: ignore[no-untyped-def]
+    seq_lens_ptr,
+    cu_items_ptr,
+    items_ptr,
+    num_items_ptr,
+    batch,
+    max_rows,
+    window,
+    CHUNK_0: tl.constexpr,
+    CHUNK_1: tl.constexpr,
+    CHUNK_2: tl.constexpr,
+    LIMIT_0: tl.constexpr,
+    LIMIT_1: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    WRITE: tl.constexpr,
+):
+    """Program b lists sequence b's items. Each looks at all lengths, which is cheaper than a second launch would be."""
+    mine = tl.program_id(0)
+    index = tl.arange(0, BLOCK_B)
+    real = index < batch
+    lens = tl.maximum(tl.load(seq_lens_ptr + index, mask=real, other=0), 0)
+    keys = tl.minimum(lens, window)
+    chunk = tl.where(keys <= LIMIT_0, CHUNK_0, tl.where(keys <= LIMIT_1, CHUNK_1, CHUNK_2))
+    chunks = (keys + chunk - 1) // chunk
+    rows = tl.where(chunks > 1, chunks, 0)
+    rows = tl.where(tl.cumsum(rows, 0) <= max_rows, rows, 0)
+    count = tl.where(real, tl.maximum(rows, 1), 0)  # an empty sequence too: its output must be written
+
+    here = index == mine
+    my_len = tl.sum(tl.where(here, lens, 0), 0)
+    my_keys = tl.sum(tl.where(here, keys, 0), 0)
+    my_rows = tl.sum(tl.where(here, rows, 0), 0)
+    my_chunk = tl.where(my_rows > 0, tl.sum(tl.where(here, chunk, 0), 0), my_keys)
+    first_row = tl.sum(tl.where(index < mine, rows, 0), 0)
+    earlier = (keys > my_keys) | ((keys == my_keys) & (index < mine))
+    first_item = tl.sum(tl.where(earlier, count, 0), 0)
+
+    tl.store(cu_items_ptr + mine + 1, first_row + my_rows)
+    if mine == 0:
+        tl.store(cu_items_ptr, 0)
+        tl.store(num_items_ptr, tl.sum(count, 0))
+    my_count = tl.maximum(my_rows, 1)
+    for base in range(0, my_count, WRITE):
+        number = base + tl.arange(0, WRITE)
+        begin = my_len - my_keys + number * my_chunk
+        inside = number < my_count
+        record = items_ptr + (first_item + number) * 4
+        tl.store(record, mine + tl.zeros_like(number), mask=inside)
+        tl.store(record + 1, begin, mask=inside)
+        tl.store(record + 2, tl.minimum(begin + my_chunk, my_len), mask=inside)
+        tl.store(record + 3, tl.where(my_rows > 0, first_row + number, -1), mask=inside)
+
+
+def decode_sched(
+    seq_lens: Tensor,
+    cu_items: Tensor,
+    items: Tensor,
+    num_items: Tensor,
+    *,
+    chunks: ChunkRule,
+    max_rows: int,
+    max_batch: int,
+    window: int | None = None,
+) -> None:
+    """Lists the items of a step. Everything is int32 on one device; nothing is read on the host.
+
+    seq_lens [B], the step's own token counted; at most max_batch of them. Written: cu_items [.. B + 1], the first partial row of
+    each sequence (cu_items[b] == cu_items[b + 1] where b needs none, having one item); items [max_rows + max_batch, 4]; num_items
+    [1]. max_rows: partial rows there are. window W: the query at len - 1 sees keys len - W .. len - 1.
+    """
+    batch = seq_lens.shape[0]
+    if batch == 0:
+        num_items.zero_()
+        return
+    _sched_kernel[(batch,)](
+        seq_lens,
+        cu_items,
+        items,
+        num_items,
+        batch,
+        max_rows,
+        NO_WINDOW if window is None else window,
+        CHUNK_0=chunks.sizes[0],
+        CHUNK_1=chunks.sizes[1],
+        CHUNK_2=chunks.sizes[2],
+        LIMIT_0=chunks.limits[0],
+        LIMIT_1=chunks.limits[1],
+        BLOCK_B=max(16, triton.next_power_of_2(max_batch)),
+        WRITE=_WRITE,
+        num_warps=4,
+    )
+
+
+class Form(Enum):
+    """Which kernels a step's attention takes."""
+
+    SPLIT = "split"  # the persistent kernel, then the combining one
+    WHOLE = "whole"  # the persistent kernel alone: no sequence is split
+    SHORT = "short"  # the short kernel alone
+
+
+class DecodeSchedule:
+    """One window's items. cu_items, items, num_items: as decode_sched writes them. form and batch: of the last schedule()."""
+
+    def __init__(self, max_batch: int, max_items: int, capacity: int, device: torch.device) -> None:
+        self.cu_items = torch.zeros(max_batch + 1, dtype=torch.int32, device=device)
+        self.items = torch.zeros(max(capacity, max_items + max_batch), 4, dtype=torch.int32, device=device)
+        self.num_items = torch.zeros(1, dtype=torch.int32, device=device)
+        self.form = Form.SPLIT
+        self.batch: int | None = None
+
+
+class DecodeWorkspace:
+    """The decode attention's buffers, made once and used by every layer of every step, and the step's schedule.
+
+    Layers share the partial results, so they must run one after another on one stream. Everything has a fixed address: a
+    schedule and the attention that follows it may be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        max_items: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        block_size: int = 16,
+        windows: frozenset[int | None] = frozenset({None}),
+        tuning: DecodeTuning | None = None,
+        num_programs: int | None = None,
+    ) -> None:
+        """max_items: partial results there is room for, each num_heads * (head_dim + 1) floats; `max_items_for` says how many
+        a model needs. windows: those of the model's layers. num_programs: of the persistent kernel; by default what the tuning
+        says for the device. Raises ValueError for sizes that do not go together."""
+        if max_batch < 1 or max_items < 0:
+            raise ValueError(f"max_batch must be positive and max_items not negative, got {max_batch} and {max_items}")
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
+        if any(window is not None and window < 1 for window in windows):
+            raise ValueError(f"a window must be at least 1, got {sorted(w for w in windows if w is not None)}")
+        group_size = num_heads // num_kv_heads
+        self.tuning = tuning or tuning_for(head_dim, group_size, dtype, block_size)
+        self.max_batch, self.max_items = max_batch, max_items
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.dtype, self.block_size = dtype, block_size
+        per_sm = self.tuning.programs_that_fit(head_dim, group_size, dtype)
+        self.num_programs = num_programs or per_sm * _num_sms(device)
+        self.part_o = torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=device)
+        self.part_lse = torch.empty(max_items, num_heads, dtype=torch.float32, device=device)
+        # Every program reads its first record before it knows how many there are.
+        capacity = self.num_programs // num_kv_heads + 1
+        self._schedules = {window: DecodeSchedule(max_batch, max_items, capacity, device) for window in windows}
+
+    def schedule(self, seq_lens: Tensor, window: int | None = None, *, max_seq_len: int | None = None) -> None:
+        """Cuts a step's sequences into items, for all layers with this window. seq_lens int32 [B] on the device, 0 for padding
+        rows. Launches at most one kernel.
+
+        max_seq_len: no sequence is longer, which the caller must know for every use of a graph that captures this call. It
+        saves launches: where no sequence is split nothing is combined, and where none sees more than one tile of keys one
+        small kernel does it all. It never changes the bits of a row. Should it be wrong, what is not combined stays right but
+        is slow, and rows of the small kernel that see too much become NaN. Raises ValueError.
+        """
+        plan = self.schedule_of(window)
+        batch = seq_lens.shape[0]
+        if batch > self.max_batch or seq_lens.dtype != torch.int32 or not seq_lens.is_contiguous():
+            raise ValueError(f"seq_lens must be contiguous int32 of at most {self.max_batch}, got {seq_lens.dtype} [{batch}]")
+        plan.batch = batch
+        plan.form = self._form(window, max_seq_len)
+        if plan.form is Form.SHORT:
+            return
+        decode_sched(
+            seq_lens,
+            plan.cu_items,
+            plan.items,
+            plan.num_items,
+            chunks=self.tuning.chunks,
+            max_rows=self.max_items if plan.form is Form.SPLIT else 0,
+            max_batch=self.max_batch,
+            window=window,
+        )
+
+    def schedule_of(self, window: int | None) -> DecodeSchedule:
+        """Raises ValueError for a window that the workspace was not made for."""
+        plan = self._schedules.get(window)
+        if plan is None:
+            known = ", ".join(sorted(str(known) for known in self._schedules))
+            raise ValueError(f"the workspace was made for windows {known}, not for {window}")
+        return plan
+
+    def _form(self, window: int | None, max_seq_len: int | None) -> Form:
+        bounds = [bound for bound in (window, max_seq_len) if bound is not None]
+        if not bounds:
+            return Form.SPLIT
+        keys = min(bounds)
+        if keys <= self.tuning.block_n:
+            return Form.SHORT
+        return Form.WHOLE if self.tuning.chunks.max_chunks(keys) == 1 else Form.SPLIT
+
+
+def max_items_for(max_batch: int, max_model_len: int, tuning: DecodeTuning, window: int | None = None) -> int:
+    """Partial results of the worst batch: max_batch sequences of whichever length up to max_model_len is cut most often."""
+    keys = max_model_len if window is None else min(window, max_model_len)
+    chunks = tuning.chunks.max_chunks(keys)
+    return max_batch * chunks if chunks > 1 else 0
+
+
+def _num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,198 @@
+"""The GPU worker against transformers on identical random weights, teacher-forced on its own tokens: with decode graphs, chunked
+prompts, prefix hits and recompute. Both are compared with transformers in float32; ours may be off twice as far as transformers
+in bfloat16 is, and two ulp."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from device import cuda
+from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput, StepResult
+from fairlane.scheduler.request import SamplingParams
+from fairlane.worker.config import Device, WorkerConfig
+from fairlane.worker.cuda_executor import CudaExecutor
+
+BLOCK = 16
+GREEDY = asdict(SamplingParams(temperature=0.0))
+SHAPES: dict[str, dict[str, Any]] = {
+    "Llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
+    "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64},
+}
+
+
+def save_model(folder: Path, kind: str) -> Any:
+    import transformers
+
+    sizes = {"vocab_size": 4099, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4}
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, **SHAPES[kind], max_position_embeddings=2048, tie_word_embeddings=False, dtype="bfloat16"
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
+    model.save_pretrained(folder)
+    # Loaded anew: a model converted with .to() has its rotary frequencies in bfloat16, too, which is off by whole radians soon.
+    kinds = (torch.bfloat16, torch.float32)
+    half, full = (type(model).from_pretrained(folder, dtype=dtype).eval().to(cuda) for dtype in kinds)
+    return half, full
+
+
+class Run:
+    """Steps of one executor, written by hand."""
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self.executor = executor
+        self.step = 0
+        self.free = list(range(executor.info.num_blocks - 1, 0, -1))
+        self.logits: list[Tensor] = []
+        runner = executor.runner
+        sample = runner._sample
+
+        def keep(logits: Tensor, inputs: Any) -> Any:
+            self.logits.append(logits.float().clone())
+            return sample(logits, inputs)
+
+        runner._sample = keep  # type: ignore[method-assign]
+
+    def run(self, **parts: Any) -> StepResult:
+        self.step += 1
+        output = ScheduleOutput(self.step, **parts)
+        result = self.executor.result(self.executor.launch(output))
+        graphs = self.executor.runner._graphs
+        if output.decode_slots and not output.scheduled and graphs is not None and graphs._shown is not None:
+            self.logits.append(graphs._shown[2].logits[: len(output.decode_slots)].float().clone())
+        return result
+
+    def generate(
+        self, slot: int, tokens: list[int], count: int, *, chunk: int = 4096, table: list[int] | None = None
+    ) -> list[int]:
+        """Greedy tokens after `tokens`, whose first len(table) blocks are there already. Leaves logits, one row a token."""
+        self.logits.clear()
+        table = list(table or [])
+        start = len(table) * BLOCK
+        table += [self.free.pop() for _ in range(-(-len(tokens) // BLOCK) - len(table))]
+        new = [NewSequence(slot, tokens, len(tokens), [list(table)], GREEDY)]
+        found: list[int] = []
+        while start < len(tokens):
+            size = min(chunk, len(tokens) - start)
+            last = start + size == len(tokens)
+            result = self.run(new=new, scheduled=[ScheduledSequence(slot, start, size, last)])
+            found += result.tokens[0]
+            new, start = [], start + size
+        slots = [slot]
+        while len(found) < count:
+            appends = []
+            if (len(tokens) + len(found) - 1) % BLOCK == 0:
+                table.append(self.free.pop())
+                appends = [BlockAppend(slot, [[table[-1]]])]
+            found += self.run(appends=appends, decode_slots=slots).decode_tokens
+        self.table = table
+        return found
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    models = save_model(folder, request.param)
+    config = WorkerConfig(
+        model=str(folder), device=Device.CUDA, num_blocks=400, max_num_seqs=8, max_num_resident=8, max_num_batched_tokens=4096
+    )
+    return Run(CudaExecutor(config)), models
+
+
+@torch.no_grad()
+def assert_close(models: Any, tokens: list[int], found: list[int], logits: list[Tensor]) -> None:
+    """logits: the rows after tokens, after tokens + found[:1], ..."""
+    ids = torch.tensor([tokens + found[:-1]], device=cuda)
+    rows = slice(len(tokens) - 1, None)
+    half, full = (model(ids).logits[0, rows].float() for model in models)
+    ours = torch.cat(logits)
+    bound = 2 * (half - full).abs().max() + 2 * torch.finfo(torch.bfloat16).eps * full.abs().max()
+    error = (ours - full).abs().max()
+    assert ours.shape == full.shape
+    assert float(error) <= float(bound)
+    top2 = full.topk(2, dim=-1).values
+    decided = (top2[:, 0] - top2[:, 1]) > bound
+    assert full.argmax(-1)[decided].tolist() == torch.tensor(found, device=cuda)[decided].tolist()
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 4099, (length,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 4096), (77, 4096), (600, 4096), (600, 131), (333, 16)])
+def test_logits_are_as_near_to_float32_as_transformers_in_bfloat16(world: tuple[Run, Any], length: int, chunk: int) -> None:
+    run, models = world
+    tokens = prompt(length, length)
+    found = run.generate(0, tokens, 40, chunk=chunk)
+    assert_close(models, tokens, found, run.logits)
+
+
+def test_a_prefix_hit_and_a_recompute_go_on_as_before(world: tuple[Run, Any]) -> None:
+    run, models = world
+    tokens = prompt(500, 9)
+    first = run.generate(1, tokens, 24)
+    shared = run.table[:20]
+    assert_close(models, tokens, run.generate(2, tokens, 24, table=shared), run.logits)
+    assert_close(models, tokens + first[:10], run.generate(1, tokens + first[:10], 14), run.logits)
+
+
+def test_a_row_of_a_graph_does_not_depend_on_its_batch_mates(world: tuple[Run, Any]) -> None:
+    run, _ = world
+    lengths = [37, 600, 1, 250]
+    for slot, length in enumerate(lengths):
+        run.generate(slot, prompt(length, 100 + slot), 1)
+    steps = [run.run(decode_slots=[0, 1, 2, 3]).decode_tokens for _ in range(4)]
+    for slot, length in enumerate(lengths):
+        run.generate(slot, prompt(length, 100 + slot), 1)
+    swapped = [run.run(decode_slots=[2, 0, 3, 1]).decode_tokens for _ in range(4)]
+    assert [[row[i] for i in (1, 3, 0, 2)] for row in swapped] == steps
+
+
+def test_steps_launched_ahead_use_tokens_the_host_has_not_seen(world: tuple[Run, Any]) -> None:
+    run, _ = world
+    tokens = prompt(70, 5)
+    expected = run.generate(3, tokens, 9)
+    run.generate(3, tokens, 1)
+    slots = [3]
+    handles = [run.executor.launch(ScheduleOutput(1000 + n, decode_slots=slots)) for n in range(8)]
+    ahead = [run.executor.result(handle).decode_tokens[0] for handle in handles]
+    assert ahead == expected[1:]
+
+
+def test_sampled_rows_are_drawn_by_seed_and_position_whatever_path_they_take(world: tuple[Run, Any]) -> None:
+    run, _ = world
+    sampling = asdict(SamplingParams(temperature=0.8, top_p=0.9, seed=77))
+    draws = []
+    for company in ([], [1]):
+        tokens = prompt(60, 3)
+        table = [run.free.pop() for _ in range(5)]
+        run.generate(1, prompt(20, 4), 1)
+        new = [NewSequence(0, tokens, 60, [table], sampling)]
+        result = run.run(new=new, scheduled=[ScheduledSequence(0, 0, 60, True)])
+        drawn = result.tokens[0]
+        for _ in range(6):
+            drawn = drawn + run.run(decode_slots=[0, *company]).decode_tokens[:1]
+        draws.append(drawn)
+    assert draws[0] == draws[1]
+
+
+def test_logits_that_are_not_finite_fail_their_own_sequence(world: tuple[Run, Any]) -> None:
+    run, _ = world
+    run.generate(4, prompt(20, 1), 1)
+    broken = run.table[0]
+    run.generate(5, prompt(20, 2), 1)
+    with torch.inference_mode():
+        run.executor.runner.cache.pool[broken] = float("nan")
+        result = run.run(decode_slots=[4, 5])
+        run.executor.runner.cache.pool[broken] = 0.0
+    assert list(result.errors) == [0]

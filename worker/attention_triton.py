@@ -1,0 +1,146 @@
+"""Attention on a GPU: Triton kernels that write and read the paged cache. Sequences with one query token go to the decode kernel,
+which cuts them by their own length, the others to the prefill kernel; a step that has both runs both.
+
+    rows of q     decode: one each   | prefill: chunk after chunk
+    sequences     0 .. num_decodes-1 | the rest                     (InputBatch puts one-token rows first)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlane.kernels.decode_sched import DecodeWorkspace, max_items_for
+from fairlane.kernels.decode_tuning import tuning_for as decode_tuning
+from fairlane.kernels.paged_decode import paged_decode
+from fairlane.kernels.paged_prefill import paged_prefill
+from fairlane.kernels.prefill_sched import PrefillPlan, plan_prefill
+from fairlane.kernels.prefill_tuning import tuning_for as prefill_tuning
+from fairlane.kernels.reference_step import DecodeInputs
+from fairlane.kernels.rope_norm_write import rope_norm_write
+from fairlane.worker.attention import AttentionLayer
+from fairlane.worker.input_batch import StepInputs
+from fairlane.worker.kv_cache import KVCache
+from fairlane.worker.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMetadata:
+    """One step, all on the device. block_table int32 [B, MB] of all its sequences, seq_lens int32 of the decodes."""
+
+    positions: Tensor
+    slot_mapping: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    num_decodes: int
+    prefill: PrefillPlan | None
+
+
+class TritonAttention:
+    """An AttentionBackend. Its workspace is shared by all layers and steps: they must run on one stream."""
+
+    def __init__(self, config: ModelConfig, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
+        self._cache = cache
+        self._config = config
+        dtype, device = cache.pool.dtype, cache.pool.device
+        group = config.num_heads // config.num_kv_heads
+        self._windows = frozenset(config.windows)
+        tuning = decode_tuning(config.head_dim, group, dtype, cache.block_size)
+        items = max(max_items_for(max_num_seqs, max_model_len, tuning, window) for window in self._windows)
+        self._prefill_tuning = prefill_tuning(config.head_dim, group, dtype)
+        self._workspace = DecodeWorkspace(
+            max_num_seqs,
+            items,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            device,
+            dtype,
+            block_size=cache.block_size,
+            windows=self._windows,
+            tuning=tuning,
+        )
+
+    def plan(self, inputs: StepInputs, windows: frozenset[int | None]) -> TritonMetadata:
+        """Any step, its decodes first."""
+        device = self._cache.pool.device
+        counts = np.diff(inputs.query_start_loc)
+        num_decodes = int((counts == 1).sum())
+        table = _upload(inputs.block_table.to(torch.int32), device)
+        seq_lens = _upload(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
+        prefill = None
+        if num_decodes < len(counts):
+            prefill = plan_prefill(
+                inputs.query_start_loc,
+                inputs.seq_lens,
+                self._config.num_heads,
+                self._config.num_kv_heads,
+                tuning=self._prefill_tuning,
+                device=device,
+                sequences=np.arange(num_decodes, len(counts)),
+            )
+        metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill)
+        self._schedule(metadata)
+        return metadata
+
+    def plan_decode(self, inputs: DecodeInputs) -> TritonMetadata:
+        """A step of decodes whose inputs are made on the device; may be captured in a graph."""
+        metadata = TritonMetadata(
+            inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), None
+        )
+        self._schedule(metadata)
+        return metadata
+
+    def _schedule(self, metadata: TritonMetadata) -> None:
+        if metadata.num_decodes:
+            for window in self._windows:
+                self._workspace.schedule(metadata.seq_lens, window)
+
+    def forward(self, layer: AttentionLayer, qkv: Tensor, metadata: TritonMetadata) -> Tensor:
+        kv = self._cache.layers[layer.index]
+        q = rope_norm_write(
+            qkv,
+            metadata.positions,
+            metadata.slot_mapping,
+            layer.cos,
+            layer.sin,
+            kv,
+            num_heads=layer.num_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=layer.norm_eps,
+        )
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        decodes = metadata.num_decodes
+        if decodes:
+            paged_decode(
+                q[:decodes],
+                kv,
+                metadata.block_table[:decodes],
+                metadata.seq_lens,
+                scale=layer.scale,
+                workspace=self._workspace,
+                out=out[:decodes],
+                window=layer.window,
+                softcap=layer.softcap,
+            )
+        if metadata.prefill is not None:
+            paged_prefill(
+                q,
+                kv,
+                metadata.block_table,
+                metadata.prefill,
+                scale=layer.scale,
+                window=layer.window,
+                softcap=layer.softcap,
+                out=out,
+            )
+        return out.view(out.shape[0], -1)
+
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Without waiting for the device: a copy from pageable memory would."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,0 +1,81 @@
+"""From a worker's configuration to a model on its device: which folder, which device and dtype, how long a sequence may be. It
+says clearly why something cannot be served; how steps are run is the executors' business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fairlane import embedded
+from fairlane.worker.config import Device, LoadFormat, WorkerConfig
+from fairlane.worker.errors import ModelLoadError
+from fairlane.worker.loader import load_weights
+from fairlane.worker.models.config import ModelConfig, load_model_config
+from fairlane.worker.models.llama import LlamaModel
+from fairlane.worker.models.registry import model_class
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights. name: what gateways call it. max_model_len: of prompt and output together."""
+
+    model: LlamaModel
+    config: ModelConfig
+    name: str
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_model(config: WorkerConfig) -> LoadedModel:
+    """Raises ModelLoadError."""
+    device = _device(config)
+    folder = _resolve(config)
+    model_config = load_model_config(folder)
+    dtype = torch.float32 if device.type == "cpu" else _gpu_dtype(model_config)
+    max_model_len = _max_model_len(config, model_config)
+    with torch.inference_mode():
+        model = model_class(model_config.architecture)(model_config, max_model_len, dtype, device)
+        std, tied = model_config.initializer_range, model_config.tie_word_embeddings
+        load_weights(model, folder, config.load_format, seed=config.seed, std=std, tied=tied)
+    return LoadedModel(model, model_config, _name(config, folder), max_model_len, dtype, device)
+
+
+def _name(config: WorkerConfig, folder: Path) -> str:
+    if config.served_name:
+        return config.served_name
+    if config.model in embedded.EMBEDDED:
+        return config.model
+    return folder.stem if folder.is_file() else folder.resolve().name
+
+
+def _resolve(config: WorkerConfig) -> Path:
+    """The model's folder; random weights need no more than a config file, so for them that may be given alone."""
+    file = Path(config.model).expanduser()
+    if config.load_format is LoadFormat.DUMMY and file.suffix == ".json" and file.is_file():
+        return file
+    try:
+        return embedded.resolve(config.model)
+    except embedded.EmbeddedModelError as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device is Device.CUDA and not torch.cuda.is_available():
+        raise ModelLoadError("device: cuda, but this machine shows no CUDA device to torch; set device: cpu or fix the driver")
+    return torch.device(config.device.value)
+
+
+def _gpu_dtype(config: ModelConfig) -> torch.dtype:
+    return torch.float16 if config.dtype == "float16" else torch.bfloat16
+
+
+def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    limit = model.max_supported_len
+    if config.max_model_len is None:
+        return model.max_position_embeddings  # beyond it dynamic NTK stretches every sequence, so it must be asked for
+    if config.max_model_len > limit:
+        raise ModelLoadError(f"max_model_len {config.max_model_len} exceeds the {limit} tokens that config.json allows")
+    return config.max_model_len
