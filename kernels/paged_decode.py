@@ -269,6 +269,8 @@ def paged_decode(
             plan.cu_items,
             out,
             rows_at_once=tuning.combine_rows,
+            few=tuning.combine_few,
+            few_heads=tuning.combine_few_heads,
             num_stages=tuning.combine_stages,
             num_warps=tuning.combine_warps,
         )

@@ -8,6 +8,7 @@ which cuts them by their own length, the others to the prefill kernel; a step th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,14 +18,17 @@ from fairlane.kernels.decode_sched import DecodeWorkspace, max_items_for
 from fairlane.kernels.decode_tuning import tuning_for as decode_tuning
 from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
-from fairlane.kernels.prefill_sched import PrefillPlan, plan_prefill
+from fairlane.kernels.prefill_sched import PrefillPlan, TileBuffers, plan_prefill
 from fairlane.kernels.prefill_tuning import tuning_for as prefill_tuning
 from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.rope_norm_write import rope_norm_write
 from fairlane.worker.attention import AttentionLayer
-from fairlane.worker.input_batch import StepInputs
+from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from fairlane.worker.cuda_mixed import MixedInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +75,10 @@ class TritonAttention:
         num_decodes = int((counts == 1).sum())
         table = _upload(inputs.block_table.to(torch.int32), device)
         seq_lens = _upload(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
-        prefill = None
-        if num_decodes < len(counts):
-            prefill = plan_prefill(
-                inputs.query_start_loc,
-                inputs.seq_lens,
-                self._config.num_heads,
-                self._config.num_kv_heads,
-                tuning=self._prefill_tuning,
-                device=device,
-                sequences=np.arange(num_decodes, len(counts)),
-            )
+        chunks = np.arange(num_decodes, len(counts))
+        prefill = self._plan_tiles(inputs.query_start_loc, inputs.seq_lens, chunks, None, None) if len(chunks) else None
         metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill)
-        self._schedule(metadata)
+        self.schedule(metadata)
         return metadata
 
     def plan_decode(self, inputs: DecodeInputs) -> TritonMetadata:
@@ -91,10 +86,43 @@ class TritonAttention:
         metadata = TritonMetadata(
             inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), None
         )
-        self._schedule(metadata)
+        self.schedule(metadata)
         return metadata
 
-    def _schedule(self, metadata: TritonMetadata) -> None:
+    def plan_mixed(self, inputs: MixedInputs) -> TritonMetadata:
+        """A step of fixed addresses, to be captured: schedule() belongs into the graph, plan_tiles() before each replay."""
+        plan = self._plan_tiles(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), inputs.tiles, None)
+        return TritonMetadata(
+            inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), plan
+        )
+
+    def tile_buffers(self, max_tokens: int, max_chunks: int) -> TileBuffers:
+        group = self._config.num_heads // self._config.num_kv_heads
+        return TileBuffers(max_tokens, max_chunks, group, self._prefill_tuning, self._cache.pool.device)
+
+    def plan_tiles(self, layout: StepLayout, tiles: TileBuffers, num_rows: int) -> None:
+        """Puts the step's tiles into the buffers, and rows up to num_rows to 0."""
+        chunks = np.arange(layout.num_decodes, len(layout.slots))
+        self._plan_tiles(layout.query_start_loc, layout.seq_lens, chunks, tiles, num_rows)
+
+    def _plan_tiles(
+        self, starts: np.ndarray, lens: np.ndarray, chunks: np.ndarray, tiles: TileBuffers | None, rows: int | None
+    ) -> PrefillPlan:
+        config = self._config
+        return plan_prefill(
+            starts,
+            lens,
+            config.num_heads,
+            config.num_kv_heads,
+            tuning=self._prefill_tuning,
+            device=self._cache.pool.device,
+            sequences=chunks,
+            padded_rows=rows,
+            buffers=tiles,
+        )
+
+    def schedule(self, metadata: TritonMetadata) -> None:
+        """Cuts the decodes into items, once a step."""
         if metadata.num_decodes:
             for window in self._windows:
                 self._workspace.schedule(metadata.seq_lens, window)

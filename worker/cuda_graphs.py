@@ -52,11 +52,9 @@ class DecodeGraphs:
         self._graphs: dict[int, DecodeGraph] = {}
         self._sizes = bucket_sizes(max_num_seqs)
         self._shown: tuple[list[int], np.ndarray, DecodeGraph] | None = None
-        pool = None
+        self.pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):  # the largest first: the others fit into what it took
-            captured = self._capture(size, pool)
-            pool = pool or captured.graph.pool()
-            self._graphs[size] = captured
+            self._graphs[size] = self._capture(size, self.pool)
 
     def prepare(self, slots: list[int]) -> tuple[np.ndarray, DecodeGraph]:
         """The slots as an array, and the bucket for them, told which they are. The list may be the same object again only if it
@@ -92,6 +90,6 @@ class DecodeGraphs:
         graph, sampling = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             logits = run()
-        with torch.cuda.graph(sampling, pool=graph.pool()):
+        with torch.cuda.graph(sampling, pool=pool):
             self._sample(logits, slots, ids, ok)
         return DecodeGraph(graph, sampling, slots, inputs, logits, ids, ok)

@@ -19,10 +19,11 @@ from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.sample import SampleMode, SampleWorkspace, mode_for, sample
 from fairlane.kernels.step_prep import store_sampled
 from fairlane.scheduler.output import ScheduleOutput, StepResult
-from fairlane.worker.attention_triton import TritonAttention
+from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_graphs import DecodeGraphs
-from fairlane.worker.input_batch import StepInputs
+from fairlane.worker.cuda_mixed import MixedGraphs
+from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.model_runner import NOT_FINITE
 from fairlane.worker.models.llama import LlamaModel
@@ -59,13 +60,17 @@ class CudaRunner:
         self._greedy = batch.sampling_tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), max_num_seqs)
         self._greedy_slots: list[int] | None = None
         self._graphs: DecodeGraphs | None = None
+        self._mixed: MixedGraphs | None = None
         self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self.step_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
     @torch.inference_mode()
-    def capture_graphs(self) -> None:
-        """Before the first step."""
+    def capture_graphs(self, max_mixed_tokens: int) -> None:
+        """Before the first step. max_mixed_tokens: up to this many, steps with prompt chunks are replayed from graphs, too."""
         self._graphs = DecodeGraphs(self._batch, self._forward_decodes, self._sample_greedy, self._max_num_seqs)
+        self._mixed = MixedGraphs(
+            self._batch, self._attention, self._forward_hidden, max_mixed_tokens, self._max_num_seqs, self._graphs.pool
+        )
 
     @torch.inference_mode()
     def launch(self, output: ScheduleOutput) -> CudaStep:
@@ -148,18 +153,28 @@ class CudaRunner:
         nothing = np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
         if not output.scheduled and not output.decode_slots:
             return nothing
-        inputs = self._batch.prepare(output.scheduled, output.decode_slots)
-        logits = self._forward(inputs)
-        if not len(inputs.sample_entries):
+        layout = self._batch.layout(output.scheduled, output.decode_slots)
+        graph = self._mixed.find(layout) if self._mixed is not None else None
+        if graph is None or self._mixed is None:
+            hidden = self._hidden(self._batch.prepare(output.scheduled, output.decode_slots))
+        else:
+            hidden = self._mixed.run(graph, layout).index_select(0, self._batch.upload(layout.sample_rows))
+        if not len(layout.sample_entries):
             return nothing
-        return (inputs.sample_entries, *self._sample(logits, inputs))
+        return (layout.sample_entries, *self._sample(self._model.logits(hidden), layout))
+
+    def _forward_hidden(self, input_ids: Tensor, metadata: TritonMetadata) -> Tensor:
+        return self._model.forward(input_ids, self._attention, metadata)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
-        metadata = self._attention.plan(inputs, self._model.windows)
-        hidden = self._model.forward(inputs.input_ids, self._attention, metadata, inputs.sample_rows)
-        return self._model.logits(hidden)
+        return self._model.logits(self._hidden(inputs))
 
-    def _sample(self, logits: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    def _hidden(self, inputs: StepInputs) -> Tensor:
+        """Of the rows that are sampled."""
+        metadata = self._attention.plan(inputs, self._model.windows)
+        return self._model.forward(inputs.input_ids, self._attention, metadata, inputs.sample_rows)
+
+    def _sample(self, logits: Tensor, inputs: StepLayout | StepInputs) -> tuple[Tensor, Tensor]:
         slots, rows = inputs.sample_slots, len(inputs.sample_slots)
         params = [self._batch.sampling[slot] for slot in slots.tolist()]
         if any(changes_logits(one) for one in params):

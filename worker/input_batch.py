@@ -43,6 +43,28 @@ class StepInputs:
     sample_entries: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """A step as int64 arrays on the host. token_places [T]: in token_ids seen as one row; slots [B]; the others as in
+    StepInputs."""
+
+    token_places: np.ndarray
+    positions: np.ndarray
+    slot_mapping: np.ndarray
+    slots: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    sample_rows: np.ndarray
+    sample_slots: np.ndarray
+    sample_positions: np.ndarray
+    sample_entries: np.ndarray
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences with one token; they come first."""
+        return int((np.diff(self.query_start_loc) == 1).sum())
+
+
 class InputBatch:
     """State of up to `num_slots` sequences of up to max_model_len tokens."""
 
@@ -92,8 +114,25 @@ class InputBatch:
 
     def prepare(self, scheduled: list[ScheduledSequence], decode_slots: list[int] | None = None) -> StepInputs:
         """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
+        layout = self.layout(scheduled, decode_slots or [])
+        longest = -(-int(layout.seq_lens.max(initial=1)) // self.block_size)
+        return StepInputs(
+            input_ids=self.token_ids.view(-1).index_select(0, self.upload(layout.token_places)),
+            positions=self.upload(layout.positions),
+            slot_mapping=self.upload(layout.slot_mapping),
+            query_start_loc=layout.query_start_loc,
+            seq_lens=layout.seq_lens,
+            block_table=torch.from_numpy(self.block_table[layout.slots, :longest]),
+            sample_rows=self.upload(layout.sample_rows),
+            sample_slots=layout.sample_slots,
+            sample_positions=layout.sample_positions,
+            sample_entries=layout.sample_entries,
+        )
+
+    def layout(self, scheduled: list[ScheduledSequence], decode_slots: list[int]) -> StepLayout:
+        """Where the step's tokens are and go, on the host. Raises ValueError like prepare()."""
         entries = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in scheduled], dtype=np.int64).reshape(-1, 4)
-        rows = np.concatenate([entries, self._decodes(decode_slots or [])])
+        rows = np.concatenate([entries, self._decodes(decode_slots)])
         order = np.argsort(rows[:, 2] > 1, kind="stable")  # one-token rows first: backends compute them together
         slots, starts, counts, sampled = rows[order].T
         self._check_scheduled(slots, starts, counts)
@@ -105,17 +144,15 @@ class InputBatch:
         if (blocks == 0).any():
             raise ValueError("a scheduled token's block is the null block")
         seq_lens = starts + counts
-        longest = -(-int(seq_lens.max(initial=1)) // self.block_size)
         chosen = np.flatnonzero(sampled)
-        flat = self.upload(token_slots * self.max_tokens + positions)
-        return StepInputs(
-            input_ids=self.token_ids.view(-1).index_select(0, flat),
-            positions=self.upload(positions),
-            slot_mapping=self.upload(blocks * self.block_size + positions % self.block_size),
+        return StepLayout(
+            token_places=token_slots * self.max_tokens + positions,
+            positions=positions,
+            slot_mapping=blocks * self.block_size + positions % self.block_size,
+            slots=slots,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_table=torch.from_numpy(self.block_table[slots, :longest]),
-            sample_rows=self.upload(query_start_loc[1:][chosen] - 1),
+            sample_rows=query_start_loc[1:][chosen] - 1,
             sample_slots=slots[chosen],
             sample_positions=seq_lens[chosen],
             sample_entries=order[chosen],

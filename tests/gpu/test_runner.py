@@ -137,6 +137,36 @@ def test_logits_are_as_near_to_float32_as_transformers_in_bfloat16(world: tuple[
     assert_close(models, tokens, found, run.logits)
 
 
+def test_steps_launched_op_by_op_are_as_near(world: tuple[Run, Any]) -> None:
+    run, models = world
+    runner = run.executor.runner
+    mixed, runner._mixed = runner._mixed, None
+    try:
+        for chunk in (4096, 96):
+            tokens = prompt(411, 8)
+            assert_close(models, tokens, run.generate(0, tokens, 20, chunk=chunk), run.logits)
+    finally:
+        runner._mixed = mixed
+
+
+def test_decodes_beside_chunks_are_what_they_are_alone(world: tuple[Run, Any]) -> None:
+    run, models = world
+    first, second = prompt(300, 31), prompt(200, 32)
+    alone = run.generate(0, first, 5)
+    assert_close(models, first, alone, run.logits)
+    run.generate(0, first, 1)
+    table = [run.free.pop() for _ in range(13)]
+    new = [NewSequence(1, second, 200, [table], GREEDY)]
+    run.logits.clear()
+    beside = []
+    for number, (start, size) in enumerate([(0, 70), (70, 70), (140, 60)]):
+        chunk = ScheduledSequence(1, start, size, start + size == 200)
+        beside.append(run.run(new=new if number == 0 else [], scheduled=[chunk], decode_slots=[0]))
+    tokens = [result.decode_tokens[0] for result in beside]
+    assert_close(models, first + alone[:1], tokens, [rows[:1] for rows in run.logits])
+    assert_close(models, second, beside[2].tokens[0], [run.logits[2][1:]])
+
+
 def test_a_prefix_hit_and_a_recompute_go_on_as_before(world: tuple[Run, Any]) -> None:
     run, models = world
     tokens = prompt(500, 9)

@@ -339,8 +339,8 @@ def test_a_schedule_of_another_batch_is_refused() -> None:
 # -- joining partial results ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4, 16])
-def test_partial_results_are_weighed_by_their_denominators(rows_at_once: int) -> None:
+@pytest.mark.parametrize(("rows_at_once", "few", "few_heads"), [(1, 0, 1), (4, 0, 8), (16, 2, 2), (4, 16, 8), (4, 16, 1)])
+def test_partial_results_are_weighed_by_their_denominators(rows_at_once: int, few: int, few_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     part_o = torch.full((20, 3, 10), NAN)
     part_lse = torch.full((20, 3), NAN)
@@ -348,7 +348,15 @@ def test_partial_results_are_weighed_by_their_denominators(rows_at_once: int) ->
     part_lse[:13] = torch.randn(13, 3, generator=generator) * 30
     bounds = [0, 2, 2, 13]
     out = torch.full((3, 3, 10), 7.0)
-    decode_combine(part_o, part_lse, torch.tensor(bounds, dtype=torch.int32), out, rows_at_once=rows_at_once)
+    decode_combine(
+        part_o,
+        part_lse,
+        torch.tensor(bounds, dtype=torch.int32),
+        out,
+        rows_at_once=rows_at_once,
+        few=few,
+        few_heads=few_heads,
+    )
     expected = torch.full((3, 3, 10), 7.0, dtype=torch.float64)
     for row, (low, high) in enumerate(pairwise(bounds)):
         if low < high:

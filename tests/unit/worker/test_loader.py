@@ -163,7 +163,7 @@ def test_dummy_runs_a_lone_config_file(folder: Path) -> None:
 def test_the_shapes_that_ship_are_read() -> None:
     shapes = Path(__file__).parents[3] / "configs" / "models"
     read = {path.stem: load_model_config(path).num_layers for path in shapes.glob("*.json")}
-    assert read == {"llama-3.1-8b": 32, "llama-2-7b": 32, "qwen3-0.6b": 28}
+    assert read == {"llama-3.1-8b": 32, "llama-2-7b": 32, "qwen3-0.6b": 28, "qwen3-8b": 36}
 
 
 def test_a_model_that_is_nowhere_says_where_it_looked(tmp_path: Path) -> None:
