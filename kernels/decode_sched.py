@@ -39,6 +39,7 @@ def _sched_kernel(  # type: ignore[no-untyped-def]
     CHUNK_2: tl.constexpr,
     LIMIT_0: tl.constexpr,
     LIMIT_1: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     WRITE: tl.constexpr,
 ):
@@ -49,6 +50,7 @@ def _sched_kernel(  # type: ignore[no-untyped-def]
     lens = tl.maximum(tl.load(seq_lens_ptr + index, mask=real, other=0), 0)
     keys = tl.minimum(lens, window)
     chunk = tl.where(keys <= LIMIT_0, CHUNK_0, tl.where(keys <= LIMIT_1, CHUNK_1, CHUNK_2))
+    chunk = tl.where(keys <= WHOLE, tl.maximum(keys, 1), chunk)
     chunks = (keys + chunk - 1) // chunk
     rows = tl.where(chunks > 1, chunks, 0)
     rows = tl.where(tl.cumsum(rows, 0) <= max_rows, rows, 0)
@@ -113,6 +115,7 @@ def decode_sched(
         CHUNK_2=chunks.sizes[2],
         LIMIT_0=chunks.limits[0],
         LIMIT_1=chunks.limits[1],
+        WHOLE=chunks.whole,
         BLOCK_B=max(16, triton.next_power_of_2(max_batch)),
         WRITE=_WRITE,
         num_warps=4,

@@ -81,12 +81,18 @@ class TritonAttention:
         self.schedule(metadata)
         return metadata
 
-    def plan_decode(self, inputs: DecodeInputs) -> TritonMetadata:
-        """A step of decodes whose inputs are made on the device; may be captured in a graph."""
+    @property
+    def whole_limit(self) -> int:
+        """Tokens up to which a sequence's attention is never cut: a step of such sequences takes fewer kernels."""
+        return self._workspace.tuning.chunks.whole
+
+    def plan_decode(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> TritonMetadata:
+        """A step of decodes whose inputs are made on the device; may be captured in a graph, then max_seq_len must hold for
+        every replay."""
         metadata = TritonMetadata(
             inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), None
         )
-        self.schedule(metadata)
+        self.schedule(metadata, max_seq_len)
         return metadata
 
     def plan_mixed(self, inputs: MixedInputs) -> TritonMetadata:
@@ -121,11 +127,11 @@ class TritonAttention:
             buffers=tiles,
         )
 
-    def schedule(self, metadata: TritonMetadata) -> None:
+    def schedule(self, metadata: TritonMetadata, max_seq_len: int | None = None) -> None:
         """Cuts the decodes into items, once a step."""
         if metadata.num_decodes:
             for window in self._windows:
-                self._workspace.schedule(metadata.seq_lens, window)
+                self._workspace.schedule(metadata.seq_lens, window, max_seq_len=max_seq_len)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, metadata: TritonMetadata) -> Tensor:
         kv = self._cache.layers[layer.index]

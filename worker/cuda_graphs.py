@@ -18,7 +18,9 @@ from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.step_prep import step_prep
 from fairlane.worker.cuda_batch import CudaBatch
 
-Forward = Callable[[DecodeInputs], Tensor]
+_SMALL = 8  # larger batches gain nothing from a form for short sequences
+
+Forward = Callable[[DecodeInputs, int | None], Tensor]
 Sample = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
@@ -29,14 +31,22 @@ def bucket_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGraph:
-    """One bucket. slots int32 [B] is its input; inputs, logits, ids and ok are its outputs, overwritten by the next replay."""
+class Capture:
+    """One form of a bucket, for sequences of at most max_seq_len tokens (None: of any length)."""
 
+    max_seq_len: int | None
     graph: torch.cuda.CUDAGraph
     sampling: torch.cuda.CUDAGraph
-    slots: Tensor
-    inputs: DecodeInputs
     logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """One bucket. slots int32 [B] is its input; ids and ok, and the logits of the form that ran, are overwritten by the next
+    replay. forms: those for short sequences first."""
+
+    forms: tuple[Capture, ...]
+    slots: Tensor
     ids: Tensor
     ok: Tensor
 
@@ -44,11 +54,13 @@ class DecodeGraph:
 class DecodeGraphs:
     """All buckets; they share one memory pool, so that it is as large as the largest."""
 
-    def __init__(self, batch: CudaBatch, forward: Forward, sample: Sample, max_num_seqs: int) -> None:
-        """forward: inputs -> logits. sample: (logits, slots, ids, ok), greedy, storing what it draws. Both are captured."""
+    def __init__(self, batch: CudaBatch, forward: Forward, sample: Sample, max_num_seqs: int, short_limit: int) -> None:
+        """forward: (inputs, max_seq_len) -> logits. sample: (logits, slots, ids, ok), greedy, storing what it draws. Both are
+        captured. short_limit: length up to which small batches have a form of their own; 0: none."""
         self._batch = batch
         self._forward = forward
         self._sample = sample
+        self._short_limit = short_limit
         self._graphs: dict[int, DecodeGraph] = {}
         self._sizes = bucket_sizes(max_num_seqs)
         self._shown: tuple[list[int], np.ndarray, DecodeGraph] | None = None
@@ -71,6 +83,15 @@ class DecodeGraphs:
         self._shown = (slots, array, graph)
         return array, graph
 
+    def replay(self, graph: DecodeGraph, slots: np.ndarray) -> Tensor:
+        """Runs a prepared bucket for these slots; returns its logits."""
+        form = graph.forms[-1]
+        if len(graph.forms) > 1 and self._batch.num_tokens[slots].max() <= self._short_limit:
+            form = graph.forms[0]
+        form.graph.replay()
+        form.sampling.replay()
+        return form.logits
+
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
         device = self._batch.state.num_tokens.device
         slots = torch.full((size,), -1, dtype=torch.int32, device=device)
@@ -78,9 +99,16 @@ class DecodeGraphs:
         ids = torch.zeros(size, dtype=torch.int64, device=device)
         ok = torch.zeros(size, dtype=torch.int8, device=device)
 
+        limits = (self._short_limit, None) if self._short_limit and size <= _SMALL else (None,)
+        forms = tuple(self._capture_form(limit, inputs, slots, ids, ok, pool) for limit in limits)
+        return DecodeGraph(forms, slots, ids, ok)
+
+    def _capture_form(
+        self, max_seq_len: int | None, inputs: DecodeInputs, slots: Tensor, ids: Tensor, ok: Tensor, pool: Any
+    ) -> Capture:
         def run() -> Tensor:
             step_prep(slots, self._batch.state, self._batch.block_size, out=inputs)
-            return self._forward(inputs)
+            return self._forward(inputs, max_seq_len)
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -92,4 +120,4 @@ class DecodeGraphs:
             logits = run()
         with torch.cuda.graph(sampling, pool=pool):
             self._sample(logits, slots, ids, ok)
-        return DecodeGraph(graph, sampling, slots, inputs, logits, ids, ok)
+        return Capture(max_seq_len, graph, sampling, logits)

@@ -67,7 +67,9 @@ class CudaRunner:
     @torch.inference_mode()
     def capture_graphs(self, max_mixed_tokens: int) -> None:
         """Before the first step. max_mixed_tokens: up to this many, steps with prompt chunks are replayed from graphs, too."""
-        self._graphs = DecodeGraphs(self._batch, self._forward_decodes, self._sample_greedy, self._max_num_seqs)
+        self._graphs = DecodeGraphs(
+            self._batch, self._forward_decodes, self._sample_greedy, self._max_num_seqs, self._attention.whole_limit
+        )
         self._mixed = MixedGraphs(
             self._batch, self._attention, self._forward_hidden, max_mixed_tokens, self._max_num_seqs, self._graphs.pool
         )
@@ -131,14 +133,13 @@ class CudaRunner:
         assert self._graphs is not None
         array, graph = self._graphs.prepare(slots)
         self._batch.check_decodes(array)
-        graph.graph.replay()
-        graph.sampling.replay()
+        self._graphs.replay(graph, array)
         self._batch.advance(array)
         return np.arange(len(slots)), graph.ids, graph.ok
 
-    def _forward_decodes(self, inputs: DecodeInputs) -> Tensor:
-        hidden = self._model.forward(inputs.input_ids, self._attention, self._attention.plan_decode(inputs))
-        return self._model.logits(hidden)
+    def _forward_decodes(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> Tensor:
+        metadata = self._attention.plan_decode(inputs, max_seq_len)
+        return self._model.logits(self._model.forward(inputs.input_ids, self._attention, metadata))
 
     def _sample_greedy(self, logits: Tensor, slots: Tensor, ids: Tensor, ok: Tensor) -> None:
         rows = len(slots)

@@ -61,15 +61,20 @@ class Run:
             return sample(logits, inputs)
 
         runner._sample = keep  # type: ignore[method-assign]
+        graphs = runner._graphs
+        replay = graphs.replay
+
+        def replay_and_keep(graph: Any, slots: Any) -> Tensor:
+            logits = replay(graph, slots)
+            self.logits.append(logits[: len(slots)].float().clone())
+            return logits
+
+        graphs.replay = replay_and_keep  # type: ignore[method-assign]
 
     def run(self, **parts: Any) -> StepResult:
         self.step += 1
         output = ScheduleOutput(self.step, **parts)
-        result = self.executor.result(self.executor.launch(output))
-        graphs = self.executor.runner._graphs
-        if output.decode_slots and not output.scheduled and graphs is not None and graphs._shown is not None:
-            self.logits.append(graphs._shown[2].logits[: len(output.decode_slots)].float().clone())
-        return result
+        return self.executor.result(self.executor.launch(output))
 
     def generate(
         self, slot: int, tokens: list[int], count: int, *, chunk: int = 4096, table: list[int] | None = None

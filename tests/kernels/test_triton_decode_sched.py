@@ -77,6 +77,13 @@ def test_chunks_grow_with_the_sequence(length: int, chunk: int) -> None:
     assert result.ranges(0) == cut(0, length, chunk)
 
 
+def test_a_sequence_up_to_the_whole_limit_is_one_item() -> None:
+    rule = ChunkRule((4, 8, 16), (16, 40), whole=7)
+    lens = [6, 7, 8, 0, 1]
+    result = listed(lens, chunks=rule)
+    assert [result.ranges(b) for b in range(5)] == [[(0, 6)], [(0, 7)], [(0, 4), (4, 8)], [(0, 0)], [(0, 1)]]
+
+
 def test_every_sequence_is_cut_into_its_own_chunks_with_rows_of_its_own() -> None:
     lens = [3, 41, 0, 16, 17, 4, 5]
     result = listed(lens)
@@ -149,7 +156,7 @@ def test_companions_do_not_move_a_cut(lens: list[int], seed: int) -> None:
     assert [moved.ranges(place) for place in range(len(lens))] == [together.ranges(b) for b in order]
 
 
-@pytest.mark.parametrize("rule", [ChunkRule(), SMALL, ChunkRule((64, 512, 1024), (100, 4000))])
+@pytest.mark.parametrize("rule", [ChunkRule(), SMALL, ChunkRule((64, 512, 1024), (100, 4000)), ChunkRule(whole=300)])
 def test_the_most_chunks_of_any_length_are_known(rule: ChunkRule) -> None:
     bounds = [1, 16, 17, 41, 257, 3000, 4001, 9000]
     assert [rule.max_chunks(n) for n in bounds] == [max(rule.num_chunks(k) for k in range(1, n + 1)) for n in bounds]
