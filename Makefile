@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-kernels bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-kernels bench-engine bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -98,6 +98,15 @@ bench-cpu: setup model ## Fairlane against transformers on this CPU, ceilings, a
 bench-kernels: ## The GPU kernels against ceilings and published figures (about two minutes; BENCH_ARGS=--sweep: tuning)
 	@$(call with_gpu,torch triton numpy) && set -x && PYTHONPATH=src:benchmarks \
 	  "$$python" benchmarks/bench_kernels.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-engine: ## The engine on one GPU against vLLM's and transformers' figures (about five minutes; BENCH_ARGS="--only H1")
+	@$(call with_gpu,torch triton numpy yaml) && set -x && PYTHONPATH=src:benchmarks \
+	  "$$python" benchmarks/bench_engine.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-gpu: ## Kernels and engine on one H200, results into benchmarks/results (about eight minutes)
+	$(MAKE) bench-kernels JSON=benchmarks/results/bench_kernels-h200.json
+	$(MAKE) bench-engine JSON=benchmarks/results/bench_engine-h200.json \
+	  BENCH_ARGS="--model llama-3.1-8b,qwen3-0.6b,llama-2-7b --csv benchmarks/results/bench_engine-h200.csv"
 
 check: setup layering protos-check ## Lint, format check, types, import rules, generated code
 	$(BIN)/ruff check .
