@@ -3,16 +3,23 @@ measured 2.5 to 4 times faster than the BLAS behind F.linear (SmolLM2's 120 laye
 
 The packed kernel's result for a row does not depend on the other rows, except that a single row may take another path; where
 that shows, one row is computed as two, which costs nothing measurable. So a sequence gets the same bits alone and in company.
+
+On a GPU the weight stays as it is; it is read at the memory's rate by cuBLAS where it is large or rows are many, and by a kernel
+of ours where both are few: there cuBLAS takes a second launch to sum, or leaves SMs idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 _PACK_ROWS = 16  # oneDNN picks the blocked layout for this many rows; it was the same for 16 and 256
+
+# On a GPU: (bytes of the weight, rows); up to so many of both, kernels/skinny_linear.py computes the product. Ascending in bytes.
+_SKINNY = ((150 * 10**6, 2),)
 
 
 class Linear:
@@ -25,6 +32,8 @@ class Linear:
         self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._pairs_single_row = False
+        self._skinny: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        self._skinny_rows = 0
 
     @classmethod
     def around(cls, weight: Tensor) -> Linear:
@@ -36,7 +45,14 @@ class Linear:
 
     def pack(self) -> None:
         """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight."""
-        if self.weight is None or not can_pack(self.weight):
+        if self.weight is None:
+            return
+        self._skinny_rows = skinny_rows(self.weight)
+        if self._skinny_rows:
+            from fairlane.kernels.skinny_linear import skinny_linear  # Triton is imported only where there is a GPU for it
+
+            self._skinny = skinny_linear
+        if not can_pack(self.weight):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS)
         self._pairs_single_row = _single_row_differs(self.in_features, self.out_features)
@@ -46,10 +62,20 @@ class Linear:
         """x [T, K] -> [T, N]."""
         if self._packed is None:
             assert self.weight is not None
+            if self._skinny is not None and x.shape[0] <= self._skinny_rows:
+                return self._skinny(x, self.weight, self.bias)
             return torch.nn.functional.linear(x, self.weight, self.bias)
         if self._pairs_single_row and x.shape[0] == 1:
             return _packed_linear(x.repeat(2, 1), self._packed, self.bias)[:1]
         return _packed_linear(x, self._packed, self.bias)
+
+
+def skinny_rows(weight: Tensor) -> int:
+    """Up to how many rows a product with this weight [N, K] is our kernel's; 0 where that does not take it or does not gain."""
+    if weight.device.type != "cuda" or weight.dtype not in (torch.float16, torch.bfloat16) or weight.shape[1] % 8:
+        return 0
+    size = weight.numel() * weight.element_size()
+    return next((rows for limit, rows in _SKINNY if size <= limit), 0)
 
 
 def can_pack(weight: Tensor) -> bool:

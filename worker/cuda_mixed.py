@@ -1,0 +1,139 @@
+"""Steps with prompt chunks as CUDA graphs, one per number of tokens, for steps so short that launching them op by op would take
+longer than running them. A step replays the smallest graph that holds it; rows beyond are padding.
+
+    rows of q    decodes | chunks | padding        the decode kernel sees the first S rows, of which those that decode have a
+    seq_lens [S] 17 90 5   0 0 0 0 0               length; what it writes to the others the prefill kernel overwrites
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlane.kernels.prefill_sched import TileBuffers
+from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
+from fairlane.worker.cuda_batch import CudaBatch
+from fairlane.worker.input_batch import StepLayout
+
+Forward = Callable[[Tensor, TritonMetadata], Tensor]
+
+_TOKENS_PER_CHUNK = 32  # a graph of T tokens holds T / 32 sequences with chunks, and at least _CHUNKS
+_CHUNKS = 4
+
+
+def token_buckets(max_tokens: int) -> tuple[int, ...]:
+    """16 to 64 by 16, then in steps of an eighth to a quarter of the size; the last is max_tokens."""
+    sizes = list(range(16, 65, 16))
+    while sizes[-1] < max_tokens:
+        step = max(64, 1 << (sizes[-1].bit_length() - 3))
+        sizes.append(sizes[-1] // step * step + step)
+    return (*(size for size in sizes if size < max_tokens), max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGraph:
+    """One bucket: its inputs, and `hidden` [T, H], which the next replay overwrites."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: MixedInputs
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MixedInputs:
+    """At fixed addresses: input_ids, positions, slot_mapping int64 [T]; seq_lens int32 [S]; block_table int32 [S + C, MB]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    tiles: TileBuffers
+    max_chunks: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+class MixedGraphs:
+    """All buckets. They share one memory pool with each other."""
+
+    def __init__(
+        self, batch: CudaBatch, attention: TritonAttention, forward: Forward, max_tokens: int, max_num_seqs: int, pool: Any
+    ) -> None:
+        """forward: (input_ids, metadata) -> hidden states of all rows; it is captured. max_tokens: of the largest bucket."""
+        self._batch = batch
+        self._attention = attention
+        self._forward = forward
+        self._max_num_seqs = max_num_seqs
+        self._graphs = tuple(self._capture(size, pool) for size in reversed(token_buckets(max_tokens)))[::-1]
+
+    def find(self, layout: StepLayout) -> MixedGraph | None:
+        """The bucket for a step; None if none holds it."""
+        tokens, decodes = len(layout.positions), layout.num_decodes
+        chunks = len(layout.slots) - decodes
+        for graph in self._graphs:
+            inputs = graph.inputs
+            if tokens <= inputs.num_tokens and decodes <= len(inputs.seq_lens) and chunks <= inputs.max_chunks:
+                return graph
+        return None
+
+    def run(self, graph: MixedGraph, layout: StepLayout) -> Tensor:
+        """Hidden states of all the step's rows, [T, H] and more."""
+        batch, inputs = self._batch, graph.inputs
+        places = _padded(layout.token_places, inputs.num_tokens, 0)
+        torch.index_select(batch.token_ids.view(-1), 0, batch.upload(places), out=inputs.input_ids)
+        inputs.positions.copy_(batch.upload(_padded(layout.positions, inputs.num_tokens, 0)))
+        inputs.slot_mapping.copy_(batch.upload(_padded(layout.slot_mapping, inputs.num_tokens, -1)))
+        decodes = layout.num_decodes
+        inputs.seq_lens.copy_(batch.upload(_padded(layout.seq_lens[:decodes], len(inputs.seq_lens), 0)))
+        longest = -(-int(layout.seq_lens.max(initial=1)) // batch.block_size)
+        table = batch.block_table[layout.slots, :longest].astype(np.int32)
+        inputs.block_table[: len(table), :longest].copy_(batch.upload(table))
+        self._attention.plan_tiles(layout, inputs.tiles, inputs.num_tokens)
+        graph.graph.replay()
+        return graph.hidden
+
+    def _capture(self, size: int, pool: Any) -> MixedGraph:
+        inputs = self._allocate(size)
+        metadata = self._attention.plan_mixed(inputs)
+
+        def run() -> Tensor:
+            self._attention.schedule(metadata)
+            return self._forward(inputs.input_ids, metadata)
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels compile and libraries set themselves up outside the capture
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            hidden = run()
+        return MixedGraph(graph, inputs, hidden)
+
+    def _allocate(self, size: int) -> MixedInputs:
+        device = self._batch.state.num_tokens.device
+        decodes, chunks = min(size, self._max_num_seqs), max(_CHUNKS, size // _TOKENS_PER_CHUNK)
+        ids, positions, mapping = (torch.full((size,), fill, dtype=torch.int64, device=device) for fill in (0, 0, -1))
+        return MixedInputs(
+            ids,
+            positions,
+            mapping,
+            torch.zeros(decodes, dtype=torch.int32, device=device),
+            torch.zeros(decodes + chunks, self._batch.block_table.shape[1], dtype=torch.int32, device=device),
+            self._attention.tile_buffers(size, chunks),
+            chunks,
+        )
+
+
+def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
+    padded = np.full(size, fill, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded
