@@ -4,7 +4,7 @@ product costs. Which layers take it, and up to how many rows, is worker/linear.p
 Each program computes block_n outputs over all of K, so nothing is joined across programs: K is split across the threads of a
 program, and its partial sums are added in a fixed order. Two kernels share that plan:
 
-    vector   1 or 2 rows: weights go from memory to registers, all loads of a tile at once; float32 multiply-adds, then one sum
+    vector   a row or two: weights go from memory to registers, all loads of a tile at once; float32 multiply-adds, then one sum
              over the threads
     dots     up to 8 rows: weights go through shared memory; each warp multiplies a part of K on tensor cores, then one sum over
              the warps
@@ -132,13 +132,20 @@ def _dots_kernel(  # type: ignore[no-untyped-def]
     tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[None, :] & (cols < num_outputs)[:, None])
 
 
-# What a measurement found better than the rule: (N, K, dots) -> configuration.
-MEASURED: dict[tuple[int, int, bool], SkinnyConfig] = {}
+# What a measurement (one H200) found better than the rule: (N, K, dots) -> configuration.
+MEASURED: dict[tuple[int, int, bool], SkinnyConfig] = {
+    (6144, 4096, False): SkinnyConfig(False, block_n=4, block_k=2048, num_warps=8, num_stages=1),
+    (4096, 4096, False): SkinnyConfig(False, block_n=4, block_k=2048, num_warps=8, num_stages=1),
+    (4096, 14336, False): SkinnyConfig(False, block_n=8, block_k=2048, num_warps=8, num_stages=1),
+    (4096, 1024, False): SkinnyConfig(False, block_n=4, block_k=1024, num_warps=4, num_stages=1),
+    (6144, 1024, False): SkinnyConfig(False, block_n=4, block_k=1024, num_warps=4, num_stages=1),
+    (1024, 3072, False): SkinnyConfig(False, block_n=2, block_k=4096, num_warps=8, num_stages=1),
+}
 
 
 def config_for(num_rows: int, num_outputs: int, in_features: int) -> SkinnyConfig:
-    """The offline choice; the same for 1 and 2 rows, and for 3 to 8 rows."""
-    dots = num_rows > MAX_VECTOR_ROWS
+    """The offline choice; the same for 2 to 8 rows. Two rows are better off with the dots, measured."""
+    dots = num_rows > 1
     if (num_outputs, in_features, dots) in MEASURED:
         return MEASURED[num_outputs, in_features, dots]
     return DOTS if dots else _vector_config(num_outputs, in_features)

@@ -48,7 +48,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     models = save_model(folder, request.param)
     config = WorkerConfig(
-        model=str(folder), device=Device.CUDA, num_blocks=400, max_num_seqs=8, max_num_resident=8, max_num_batched_tokens=4096
+        model=str(folder), device=Device.CUDA, num_blocks=1600, max_num_seqs=8, max_num_resident=8, max_num_batched_tokens=4096
     )
     return Run(CudaExecutor(config)), models
 
