@@ -29,7 +29,12 @@ def test_every_key_is_shown(name: str, schema: type[Any]) -> None:
     assert shown == {field.name for field in dataclasses.fields(schema)}
 
 
-@pytest.mark.parametrize("name", ["gateway.yaml", "worker.yaml"])
+def test_the_settings_for_a_gpu_are_read_and_run_one_step_ahead() -> None:
+    config = load_file(CONFIGS / "worker-gpu.yaml", WorkerConfig)
+    assert (config.device, config.pipeline_depth) == (Device.CUDA, 1)
+
+
+@pytest.mark.parametrize("name", ["gateway.yaml", "worker.yaml", "worker-gpu.yaml"])
 def test_every_block_of_keys_begins_with_a_comment(name: str) -> None:
     blocks = (CONFIGS / name).read_text().strip().split("\n\n")
     assert [block for block in blocks if not block.startswith("#")] == []
