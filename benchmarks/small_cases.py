@@ -168,7 +168,8 @@ class CombineBench(Bench):
     def _combine(self, tuning: DecodeTuning) -> None:
         decode_combine(
             self._part_o, self._part_lse, self._cu_items, self._out,
-            rows_at_once=tuning.combine_rows, num_stages=tuning.combine_stages, num_warps=tuning.combine_warps,
+            rows_at_once=tuning.combine_rows, few=tuning.combine_few, few_heads=tuning.combine_few_heads,
+            num_stages=tuning.combine_stages, num_warps=tuning.combine_warps,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ block_size steps, so they are kept in one of block_size buckets and nobody's tab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fairlane.blockmgr.block_table import NEVER, BlockTables
 from fairlane.blockmgr.errors import NoFreeBlocks
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from fairlane.blockmgr.manager import BlockManager
 
 
-class _Bucket:
-    """Sequences that grow at the same steps, as parallel lists; `index` finds one to take it out."""
+T = TypeVar("T")
 
-    __slots__ = ("domains", "index", "keys", "tables")
+
+class _Bucket:
+    """Sequences that grow at the same steps, as parallel lists; `index` finds one to take it out. `keys` is a new list whenever
+    somebody comes or goes: the old one may be on its way to the worker."""
+
+    __slots__ = ("domains", "index", "keys", "seq_ids", "tables")
 
     def __init__(self) -> None:
+        self.seq_ids: list[int] = []
         self.tables: list[BlockTables] = []
         self.domains: list[str] = []
         self.keys: list[int] = []
@@ -29,23 +34,34 @@ class _Bucket:
 
     def add(self, seq_id: int, key: int, tables: BlockTables) -> None:
         self.index[seq_id] = len(self.tables)
+        self.seq_ids.append(seq_id)
         self.tables.append(tables)
         self.domains.append(tables.domain)
-        self.keys = [*self.keys, key]  # the old list may be on its way to the worker
+        self.keys = [*self.keys, key]
 
     def remove(self, seq_id: int) -> None:
-        at = self.index.pop(seq_id)
-        del self.tables[at], self.domains[at]
-        self.keys = self.keys[:at] + self.keys[at + 1 :]
-        for other, place in self.index.items():
-            if place > at:
-                self.index[other] = place - 1
+        """The last one takes its place."""
+        at = self.index[seq_id]
+        self.keys = self.keys.copy()
+        _swap_out(self.seq_ids, at)
+        _swap_out(self.tables, at)
+        _swap_out(self.domains, at)
+        _swap_out(self.keys, at)
+        if at < len(self.seq_ids):
+            self.index[self.seq_ids[at]] = at
+        del self.index[seq_id]
+
+
+def _swap_out(column: list[T], at: int) -> None:
+    column[at] = column[-1]
+    column.pop()
 
 
 class Lockstep:
     """Sequences of one manager that write one token in every step, from their next step on.
 
-    A member's tables may be grown, committed to, forked or freed by nobody else until it has left.
+    A member's tables may be grown, forked or freed by nobody else until it has left. commit() of what it had written before it
+    joined may still come: those blocks are behind where it writes.
     """
 
     def __init__(self, manager: BlockManager) -> None:
@@ -58,6 +74,9 @@ class Lockstep:
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._members
+
+    def __len__(self) -> int:
+        return len(self._members)
 
     def can_join(self, seq_id: int, write_from: int) -> bool:
         """Whether a sequence that writes its token write_from next needs nothing but a new block now and then: no window to

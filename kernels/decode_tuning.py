@@ -94,9 +94,7 @@ _BY_SIZE = {
     (32, 2): DecodeTuning(),
     (64, 2): DecodeTuning(block_n=128),
     # Measured on an H200: the next best tiles take 1.02 times as long, one item of 384 keys as long as two and joining them.
-    (128, 2): DecodeTuning(
-        block_n=32, programs_per_sm=5, chunks=ChunkRule(whole=384)
-    ),  # measured on an H200; the next best takes 1.02 times as long
+    (128, 2): DecodeTuning(block_n=32, programs_per_sm=5, chunks=ChunkRule(whole=384)),
     (256, 2): DecodeTuning(block_n=32),
     (16, 4): DecodeTuning(),
     (32, 4): DecodeTuning(),

@@ -10,7 +10,7 @@ told. Who may be here, and whether a step may place them all, is the step's pass
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fairlane.blockmgr.lockstep import Lockstep
 from fairlane.blockmgr.manager import BlockManager
@@ -42,6 +42,11 @@ class DecodeLane:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def has_done(self) -> bool:
+        """Whether the last step was somebody's last."""
+        return bool(self._done)
 
     # -- who is in it --------------------------------------------------------------------------------------------------
 
@@ -162,3 +167,20 @@ class DecodeLane:
     def update_tables(self) -> None:
         """Brings the block tables' lengths up to date, for reports and checks."""
         self._growth.update_tables()
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Raises RuntimeError when its lists, its calendar and what it is told of running sequences disagree. After settle()."""
+        steady = {sequence for sequence in running if sequence.steady_until}
+        if steady != set(self.members) or len(steady) != len(self.members):
+            raise RuntimeError("the decode lane's members are not the running sequences that say so")
+        if self.slots != [s.held_slot for s in self.members] or self.request_ids != [s.request_id for s in self.members]:
+            raise RuntimeError("the decode lane's lists are not aligned")
+        if any(sequence.request_id not in self._growth for sequence in self.members) or len(self._growth) != len(self.members):
+            raise RuntimeError("others grow in lockstep than the decode lane's members")
+        due = {sequence: step for step, ending in self._ends.items() for sequence in ending}
+        if due != {sequence: sequence.steady_until for sequence in self.members if sequence.steady_until > self._step}:
+            raise RuntimeError("the decode lane's calendar is not its members'")
+        for sequence in self.members:
+            left = sequence.request.max_tokens - sequence.num_output_tokens - sequence.num_in_flight
+            if sequence.num_pending_tokens != 1 or left != sequence.steady_until - self._step:
+                raise RuntimeError(f"{sequence!r} is in the decode lane with {left} tokens left and other counts than it has")

@@ -76,7 +76,8 @@ def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResu
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.num_retired_tokens += 1
             _append(scheduler, sequence, [token])
-    scheduler.decoded.append(DecodedTokens(ids, kept))
+    if ids:
+        scheduler.decoded.append(DecodedTokens(ids, kept))
 
 
 def _goes_on(scheduler: Scheduler, sequence: Sequence, sampled: bool, error: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
@@ -21,6 +21,9 @@ class RunningSet:
 
     def __len__(self) -> int:
         return len(self._ordered)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._ordered)
 
     @property
     def has_free_slot(self) -> bool:

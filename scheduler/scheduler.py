@@ -6,7 +6,7 @@ One ranked pass (step_pass.py) builds a step; this file keeps the state around i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -151,8 +151,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
             self.census.waits(sequence, -1)
-            if self.settlement is not None and not self.settlement.outlasts_cancel():
-                self.settlement = None
+            self._unsettle_unless_only_a_slot_helps()
         else:
             self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -162,6 +161,10 @@ class Scheduler:
         self.delta(sequence).ended = Ended(
             reason, stop_token_id, *error, sequence.num_preemptions, sequence.num_recomputed_tokens, sequence.queue_s
         )
+
+    def _unsettle_unless_only_a_slot_helps(self) -> None:
+        if self.settlement is not None and not self.settlement.only_a_slot_helps:
+            self.settlement = None
 
     def _release(self, sequence: Sequence) -> None:
         self.settlement = None
@@ -207,7 +210,8 @@ class Scheduler:
         self.lane.change(self.policy)
         now_s = self._clock.now()
         if self._is_steady(now_s):
-            return self._launch(None, now_s)
+            self.policy.skip_step(now_s)
+            return self._launch(None)
         self.policy.begin_step(now_s)
         step = StepPass(self, now_s)
         try:
@@ -217,7 +221,7 @@ class Scheduler:
         placed = step.placement
         if not placed.sequences and not step.places_lane:
             return None
-        output = self._launch(placed, now_s, with_lane=step.places_lane)
+        output = self._launch(placed, with_lane=step.places_lane)
         self.lane.joining = placed.sequences
         self.settlement = step.settlement()
         return output
@@ -233,7 +237,7 @@ class Scheduler:
             and lane.num_new_blocks() <= self.blocks.num_free_blocks
         )
 
-    def _launch(self, placed: Placement | None, now_s: float, *, with_lane: bool = True) -> ScheduleOutput:
+    def _launch(self, placed: Placement | None, *, with_lane: bool = True) -> ScheduleOutput:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
@@ -243,8 +247,10 @@ class Scheduler:
             members = self.lane.members
             output.decode_slots = self.lane.slots
             output.grown_slots, output.grown_blocks = self.lane.place()
-            self.policy.on_steady_step(now_s, self.cost.decodes(1))
+            self.policy.on_steady_step(self.cost.decodes(1))
             cost += self.cost.decodes(len(members))
+            if self.lane.has_done:  # the next step has a seat more, even if their last tokens are still out
+                self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         self._launched.append(LaunchedStep(output, sequences, members, cost))
         return output
@@ -273,6 +279,7 @@ class Scheduler:
         if sequence.request.cache_mode.writes and sequence.num_retired_tokens >= self.blocks.block_size:
             sequence.chain.extend(sequence.token_ids)
             self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
+            self._unsettle_unless_only_a_slot_helps()  # a head may need fewer blocks now
 
     def forget(self, sequence: Sequence) -> None:
         """What a failed step may have written is not to be found in the prefix cache."""
@@ -364,3 +371,11 @@ class Scheduler:
             holds = self.blocks.has(sequence.request_id)
             if holds != (sequence.status is SequenceStatus.RUNNING):
                 raise RuntimeError(f"{sequence!r} {'holds' if holds else 'lacks'} blocks")
+        self._check_steps_in_flight()
+        self.lane.check_integrity(self.running)
+
+    def _check_steps_in_flight(self) -> None:
+        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane))
+        for sequence in self._sequences.values():
+            if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:
+                raise RuntimeError(f"{sequence!r} counts {sequence.steps_in_flight} steps in flight, there are {out[sequence]}")

@@ -1,5 +1,6 @@
 """When nobody who waits could be let in, and until when that is sure: a step need not ask again before. Whatever gives
-something back (a sequence that ends or is evicted) or swaps the policy ends it; here is what else does."""
+something back (a sequence that ends or is evicted, a seat of one whose last token is still out) or swaps the policy ends it;
+here is what else does."""
 
 from __future__ import annotations
 
@@ -32,11 +33,16 @@ class Settlement:
     until_s: float
 
     @classmethod
-    def after(cls, step_id: int, shortage: Shortage, policy: Policy, shortest_lease: float) -> Settlement:
+    def after(cls, step_id: int, shortage: Shortage, policy: Policy, census: Census, shortest_lease: float) -> Settlement:
         """What the step found. shortest_lease: steps until a running sequence may be evicted that may not be now."""
         if shortage is Shortage.REQUESTS:
             return cls(shortage, inf, inf)
-        drifts = policy.leads_evict or (shortage is Shortage.ROOM and policy.ranks_change)
+        rank_counts = shortage is Shortage.ROOM or any(
+            # Whoever ranks before a head with the right to evict is not evicted.
+            policy.could_preempt(tier, census.running_by_tier)
+            for tier in census.waiting_by_tier
+        )
+        drifts = policy.leads_evict or (policy.ranks_change and rank_counts)
         steps = min(shortest_lease, RECHECK_STEPS) if drifts else shortest_lease
         # Ageing brings others to the front, but gives no right to evict: without a slot it changes nothing.
         return cls(shortage, step_id + steps, policy.next_change_s() if shortage is Shortage.ROOM else inf)
@@ -47,8 +53,9 @@ class Settlement:
 
     def outlasts_arrival(self, sequence: Sequence, policy: Policy, census: Census) -> bool:
         """Whether a newcomer changes nothing: it would have to evict, and has no right to."""
-        return self.shortage is Shortage.SLOTS and not policy.could_preempt(sequence, census.running_by_tier)
+        return self.shortage is Shortage.SLOTS and not policy.could_preempt(sequence.request.tier, census.running_by_tier)
 
-    def outlasts_cancel(self) -> bool:
-        """Whether it changes nothing that somebody waits no more."""
+    @property
+    def only_a_slot_helps(self) -> bool:
+        """Whether it changes nothing that somebody waits no more, or needs fewer blocks."""
         return self.shortage is Shortage.SLOTS

@@ -80,7 +80,7 @@ class StepPass:
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
         scheduler = self._scheduler
-        if not self._settled:
+        if not self._settled or self._lane.has_done:
             return None
         if self._known is not None:
             return self._known
@@ -88,7 +88,8 @@ class StepPass:
             shortage = Shortage.REQUESTS
         else:
             shortage = Shortage.ROOM if scheduler.running.has_free_slot else Shortage.SLOTS
-        return Settlement.after(scheduler.step_id, shortage, self._policy, scheduler.running.shortest_lease())
+        self._lane.settle()  # leases are counted in tokens computed
+        return Settlement.after(scheduler.step_id, shortage, self._policy, scheduler.census, scheduler.running.shortest_lease())
 
     def _walk(self) -> None:
         """Goes on until tokens, seats or sequences run out. The head is looked up again only after something happened to it:
@@ -184,7 +185,9 @@ class StepPass:
     def _has_victims(self, head: Sequence) -> bool:
         """Whether there is anybody at all, in the lane or not, whom a waiting head may evict."""
         priority = self._policy.priority(head)
-        if priority <= self._harmless or not self._policy.could_preempt(head, self._scheduler.census.running_by_tier):
+        if priority <= self._harmless or not self._policy.could_preempt(
+            head.request.tier, self._scheduler.census.running_by_tier
+        ):
             return False
         self._lane.settle()
         found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
@@ -400,8 +403,9 @@ class StepPass:
         self._budget -= num_tokens
         self._seats -= 1
         end_stall(sequence, self._now_s, self._scheduler.delta)
-        if is_chunk:
+        if is_chunk or not self._is_due(sequence):  # the next step has a seat more if this was its last token
             self._settled = False
+        if is_chunk:
             self._take_shares(sequence, num_tokens)
 
     def _take_shares(self, sequence: Sequence, num_tokens: int) -> None:

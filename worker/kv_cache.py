@@ -33,7 +33,10 @@ class KVCache:
         for source, destination in pairs:
             if not (0 < source < self.num_blocks and 0 < destination < self.num_blocks):
                 raise ValueError(f"cannot copy block {source} to {destination}: ids must be in [1, {self.num_blocks})")
-        copy_blocks(self.pool, torch.tensor(pairs, dtype=torch.int64, device=self.pool.device))
+        places = torch.tensor(pairs, dtype=torch.int64)
+        if self.pool.device.type == "cuda":  # from pageable memory the copy would wait for the steps launched before
+            places = places.pin_memory().to(self.pool.device, non_blocking=True)
+        copy_blocks(self.pool, places)
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -58,7 +58,7 @@ class BandPolicy:
         self._tickets = 0
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
-        self._passing_backlog = False
+        self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees)
         self.leads_evict = self._fair and self._gap.is_set
 
@@ -81,6 +81,7 @@ class BandPolicy:
         self._tickets += 1
         self._stays[sequence.request_id] = Stay(sequence, risen, self._tickets)
         self._tree(sequence, risen).push(sequence)
+        self._backlog_changed = True
         if self.ages and tier.patience_s is not None and self._band[tier.name] + risen < self._top_band:
             heappush(self._promotions, (since_s + tier.patience_s, self._tickets, sequence.request_id))
             self._sweep_promotions()
@@ -100,9 +101,18 @@ class BandPolicy:
     def plan(self, view: BatchView) -> StepPlan:
         """No shaping."""
         if self._min.guarantees:
-            self._passing_backlog = bool(view.prefilling) or self._min.has_unserved
+            passing = bool(view.prefilling) or self._min.has_unserved
             self._set_backlogged(view.prefilling)
+            self._backlog_changed = passing
         return StepPlan(token_budget=view.token_budget)
+
+    def skip_step(self, now_s: float) -> None:
+        """Nobody prefills, and nobody was left out, else this would be another kind of step."""
+        if self._min.guarantees:
+            self._min.open_bucket(now_s)
+            if self._backlog_changed:
+                self._backlog_changed = False
+                self._set_backlogged({})
 
     def _set_backlogged(self, prefilling: Mapping[str, int]) -> None:
         self._min.set_backlogged(
@@ -144,9 +154,9 @@ class BandPolicy:
             return own > other
         return self.leads_evict and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
 
-    def could_preempt(self, candidate: Sequence, tiers: Iterable[str]) -> bool:
-        own = self._band[candidate.request.tier]
-        return self.leads_evict or any(own > self._band[tier] for tier in tiers)
+    def could_preempt(self, tier: str, others: Iterable[str]) -> bool:
+        own = self._band[tier]
+        return self.leads_evict or any(own > self._band[other] for other in others)
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
         return self._band[victim.request.tier] <= self._band[grower.request.tier]
@@ -178,8 +188,8 @@ class BandPolicy:
     def pop(self, sequence: Sequence) -> None:
         stay = self._stays[sequence.request_id]
         self._tree(sequence, stay.risen).take_place(sequence)
+        self.adopt(sequence)  # first, so that its counters are not forgotten in between
         self.remove(sequence)
-        self.adopt(sequence)
 
     def skip(self, sequence: Sequence) -> None:
         self._tree(sequence, self._stays[sequence.request_id].risen).skip(sequence)
@@ -193,6 +203,7 @@ class BandPolicy:
 
     def remove(self, sequence: Sequence) -> None:
         self._tree(sequence, self._stays.pop(sequence.request_id).risen).remove(sequence)
+        self._backlog_changed = True
         self._sweep_promotions()
 
     def end_step(self) -> None:
@@ -232,13 +243,10 @@ class BandPolicy:
             self._trees[band].decode(payer, change)
         self._min.decode(payer, change)
 
-    def on_steady_step(self, now_s: float, cost: int) -> None:
-        if self._passing_backlog:  # nobody prefills any more, nor was anybody left out
-            self._passing_backlog = False
-            self._set_backlogged({})
+    def on_steady_step(self, cost: int) -> None:
         for tree in self._trees:
             tree.steady_step(cost)
-        self._min.steady_step(now_s, cost)
+        self._min.steady_step(cost)
 
     def on_step_time(self, cost: int, elapsed_s: float) -> None:
         self._gap.observe(cost, elapsed_s)

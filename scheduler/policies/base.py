@@ -94,8 +94,8 @@ class Policy(Protocol):
     def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
         """Whether a waiting candidate may take a running victim's blocks. A strict partial order, so nothing ping-pongs."""
 
-    def could_preempt(self, candidate: Sequence, tiers: Iterable[str]) -> bool:
-        """Whether may_preempt() could ever be true for some running sequence of these tiers."""
+    def could_preempt(self, tier: str, others: Iterable[str]) -> bool:
+        """Whether may_preempt() could ever be true for a candidate of this tier and a running sequence of the others."""
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
         """Whether a running sequence that must grow may take the blocks of a running one that ranks after it."""
@@ -124,6 +124,9 @@ class Policy(Protocol):
     def on_decoding(self, payer: Payer, change: int) -> None:
         """So many more sequences of the payer (fewer, if negative) decode in every step that on_steady_step() tells of."""
 
-    def on_steady_step(self, now_s: float, cost: int) -> None:
-        """Every sequence named to on_decoding() is charged `cost`. It may come without begin_step() and end_step(), when
-        nothing else happens in the step."""
+    def on_steady_step(self, cost: int) -> None:
+        """Every sequence named to on_decoding() is charged `cost`."""
+
+    def skip_step(self, now_s: float) -> None:
+        """Instead of begin_step(), plan() and end_step(), where a step is only what on_steady_step() tells of: everybody who
+        runs decodes, and nobody is asked for."""

@@ -63,7 +63,8 @@ class Line:
         """Removes a member, set aside or not; its place goes with it. KeyError if it is not one."""
         del self._members[sequence.request_id]
         del self._owners[sequence.place]
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+        stored = max(len(self._heap), len(self._places))
+        if stored > 64 and stored > 2 * len(self._members):
             self._heap = [entry for entry in self._heap if self._live(entry) is not None]
             heapify(self._heap)
             self._places = list(self._owners)

@@ -48,6 +48,10 @@ class MinShares:
         self.owed = tuple(g for g in self.guarantees if self._window.is_below(g.account, g.share))
         self._owed_accounts = frozenset(g.account for g in self.owed)
 
+    def open_bucket(self, now_s: float) -> None:
+        """The following charges count from now_s on; who is owed stays as it was."""
+        self._window.advance(now_s)
+
     @property
     def has_unserved(self) -> bool:
         """Whether the last step left out somebody that running sequences of a guarantee may be among."""
@@ -75,10 +79,9 @@ class MinShares:
             self._decoding[account] += change
         self._num_decoding += change
 
-    def steady_step(self, now_s: float, cost: int) -> None:
+    def steady_step(self, cost: int) -> None:
         """Every decoding sequence is charged `cost`."""
         if self.guarantees:
-            self._window.advance(now_s)
             self._window.add_counts(self._decoding, self._num_decoding, cost)
 
     def take_over(self, previous: MinShares) -> None:

@@ -23,7 +23,8 @@ class SteadyCost:
 
 class Node:
     """`queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate;
-    `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged last."""
+    `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged last, but for
+    those charged by rate, which are in `steady`."""
 
     __slots__ = (
         "_since",
@@ -43,6 +44,7 @@ class Node:
         "path",
         "queued",
         "running",
+        "steady",
         "uid",
         "weight",
     )
@@ -58,6 +60,7 @@ class Node:
         self._since = steady.units
         self.decoding = 0
         self.last: Node | None = None
+        self.steady: set[Node] = set()
         self.entered: float | None = None
         self.closed = False
         self.queued = 0
@@ -84,13 +87,21 @@ class Node:
 
     @property
     def last_v(self) -> float:
-        """The counter of the child charged last; 0 before any was."""
+        """The counter of the child charged last (of several in one step the one furthest ahead); 0 before any was."""
+        if self.steady:
+            return max(child.v for child in self.steady)
         return 0.0 if self.last is None else self.last.v
 
     def decode(self, change: int) -> None:
         """So many more sequences below it are charged by rate."""
         self.v = self.v  # what was owed at the old rate
         self.decoding += change
+        if self.parent is not None:
+            self.parent.last = self
+            if self.decoding:
+                self.parent.steady.add(self)
+            else:
+                self.parent.steady.discard(self)
 
 
 def up(node: Node) -> Iterator[Node]:

@@ -49,6 +49,8 @@ class ShareWindow:
 
     def add_counts(self, served: Mapping[str, int], total: int, cost: int) -> None:
         """As add(): `total` pieces of work of this cost, served[account] of them for each account."""
+        if not self._buckets:
+            raise LookupError("advance() opens the first bucket")
         if not self._backlogged:
             return
         bucket = self._buckets[-1][1]

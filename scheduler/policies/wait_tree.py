@@ -136,10 +136,13 @@ class WaitTree:
     def charge(self, payer: Payer, cost: int) -> None:
         if not self._fair:
             return
-        for node in up(self._leaf_of(payer)):
+        leaf = self._leaf_of(payer)
+        for node in up(leaf):
             if node.parent is not None:
                 node.v += cost / node.weight
                 node.parent.last = node
+        if not leaf.queued and not leaf.running:  # who evicted pays for the recompute, here or not
+            self._retire(leaf)
 
     def decode(self, payer: Payer, change: int) -> None:
         """So many more of the payer's sequences are charged by steady_step()."""
@@ -147,8 +150,6 @@ class WaitTree:
             return
         for node in up(self._leaf_of(payer)):
             node.decode(change)
-            if node.parent is not None and change > 0:
-                node.parent.last = node
 
     def steady_step(self, cost: int) -> None:
         """Every decoding sequence is charged `cost`."""

@@ -1,24 +1,37 @@
 """The decode lane only saves work: whoever is placed, admitted, evicted or paused in a step is the same as if every sequence
-were looked at in every step. The oracle is the same engine with nobody allowed into the lane."""
+were looked at in every step. The oracle is the same engine with nobody allowed into the lane and nothing about admission
+remembered from one step to the next."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_world import BATCH, GOLD, STANDARD, request, world
+from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, world
 from fairlane.scheduler.driver import EngineDriver
-from fairlane.scheduler.engine import Abort
+from fairlane.scheduler.engine import Abort, ApplyPolicy
+from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.fake_executor import StepTime
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput
+from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.request import Request
-from fairlane.scheduler.tenancy import Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
 
 PLAIN_TIERS = (GOLD, Tier("standard", 50, patience_s=0.4), Tier("batch", 10, patience_s=1.0))
+
+
+@contextmanager
+def every_step_looks() -> Iterator[None]:
+    with patch.object(DecodeLane, "may_join", return_value=False), patch.object(Settlement, "holds", return_value=False):
+        yield
 
 
 @st.composite
@@ -35,9 +48,16 @@ def arrivals(draw: st.DrawFn) -> list[Request]:
                 max_tokens=draw(st.integers(1, 60)),
                 arrival_s=draw(st.sampled_from([0.0, 0.1, 0.3])) + draw(st.floats(0, 0.02)),
                 tenant=draw(st.sampled_from(["a/x", "a/y"])),
+                order=draw(st.sampled_from([0, 0, 1])),
             )
         )
-    return asked
+    return [with_stop(one, draw(st.integers(0, 80))) for one in asked]
+
+
+def with_stop(asked: Request, index: int) -> Request:
+    """The same, ending at the output token of that index; not so if there is none."""
+    tokens = expected_tokens(asked)
+    return replace(asked, stop_token_ids=frozenset([tokens[index]])) if index < len(tokens) else asked
 
 
 def steps_of(driver: EngineDriver, asked: list[Request], aborts: dict[int, float]) -> list[set[tuple[int, int]]]:
@@ -74,6 +94,11 @@ def outcome(driver: EngineDriver) -> dict[int, object]:
     budget=st.integers(8, 64),
     max_num_seqs=st.integers(1, 6),
     max_resident=st.integers(1, 8),
+    cap=st.sampled_from([None, None, 1, 2]),
+    lease_tokens=st.sampled_from([256, 60, 50]),
+    fails=st.sampled_from([(), (), (9,), (4, 20)]),
+    swap_s=st.sampled_from([None, None, 0.15]),
+    check=st.booleans(),  # a check writes back what the lane owes its members
 )
 def test_steps_are_the_same_with_the_lane_and_without(
     asked: list[Request],
@@ -84,7 +109,14 @@ def test_steps_are_the_same_with_the_lane_and_without(
     budget: int,
     max_num_seqs: int,
     max_resident: int,
+    cap: int | None,
+    lease_tokens: int,
+    fails: tuple[int, ...],
+    swap_s: float | None,
+    check: bool,
 ) -> None:
+    nodes = (NodeShare("a/x", max_running=cap),)
+
     def run() -> tuple[list[set[tuple[int, int]]], dict[int, object], int]:
         driver = world(
             policy=policy,
@@ -97,13 +129,108 @@ def test_steps_are_the_same_with_the_lane_and_without(
             max_resident=max_resident,
             prefix_caching=False,  # else blocks are taken in another order, and other prefixes survive
             step_time=StepTime(fixed_s=0.01),
+            nodes=nodes,
+            fail_steps=frozenset(fails[:1]),
+            fail_launches=frozenset(fails[1:]),
+            check=check,
         )
+        if swap_s is not None:
+            swapped = PolicySnapshot(2, "1" * 64, TiersPolicy.VIP, PLAIN_TIERS, nodes=nodes)
+            driver.at(swap_s, ApplyPolicy(swapped, lambda refusal: None))
         return steps_of(driver, asked, aborts), outcome(driver), driver.scheduler.num_preemptions
 
+    with patch.dict(BandPolicy.__init__.__kwdefaults__, lease_tokens=lease_tokens):
+        with_lane = run()
+        with every_step_looks():
+            without = run()
+    assert with_lane == without
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=arrivals(),
+    aborts=st.dictionaries(st.integers(1, 14), st.floats(0, 0.6), max_size=3),
+    depth=st.sampled_from([0, 1, 2]),
+    max_resident=st.integers(1, 5),
+    mins=st.tuples(*[st.sampled_from([0.0, 0.1, 0.3])] * 3),
+    check=st.booleans(),
+)
+def test_minimum_shares_let_in_the_same_with_the_lane_and_without(
+    asked: list[Request], aborts: dict[int, float], depth: int, max_resident: int, mins: tuple[float, ...], check: bool
+) -> None:
+    """Slots alone are short: while blocks are, or where tiers may evict, who is owed may be noticed up to 16 steps later."""
+    tiers = tuple(Tier(tier.name, 50, min_share=share) for tier, share in zip(PLAIN_TIERS, mins, strict=True))
+
+    def run() -> tuple[list[set[tuple[int, int]]], dict[int, object]]:
+        seats = {"max_num_seqs": max_resident, "max_resident": max_resident}
+        driver = world(tiers=tiers, depth=depth, num_blocks=400, check=check, **seats)
+        return steps_of(driver, asked, aborts), outcome(driver)
+
     with_lane = run()
-    with patch.object(DecodeLane, "may_join", return_value=False):
+    with every_step_looks():
         without = run()
     assert with_lane == without
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    asked=arrivals(),
+    shared=st.lists(st.integers(0, 40), min_size=14, max_size=14),
+    aborts=st.dictionaries(st.integers(1, 14), st.floats(0, 0.6), max_size=3),
+    policy=st.sampled_from([TiersPolicy.VIP, TiersPolicy.FAIR]),
+    gap_ms=st.sampled_from([None, 20.0, 100.0]),
+    depth=st.sampled_from([0, 1, 2]),
+    num_blocks=st.integers(16, 60),
+    budget=st.integers(8, 64),
+    max_num_seqs=st.integers(1, 6),
+    max_resident=st.integers(1, 8),
+    cap=st.sampled_from([None, 1, 2]),
+    check=st.booleans(),
+)
+def test_with_fair_shares_caps_and_a_prefix_cache_everybody_gets_their_own_tokens_in_good_time(
+    asked: list[Request],
+    shared: list[int],
+    aborts: dict[int, float],
+    policy: TiersPolicy,
+    gap_ms: float | None,
+    depth: int,
+    num_blocks: int,
+    budget: int,
+    max_num_seqs: int,
+    max_resident: int,
+    cap: int | None,
+    check: bool,
+) -> None:
+    prefix = tuple(range(1000, 1040))
+    asked = [
+        replace(one, prompt_token_ids=prefix[:length] + one.prompt_token_ids, stop_token_ids=frozenset())
+        for one, length in zip(asked, shared, strict=False)
+    ]
+    driver = world(
+        policy=policy,
+        tiers=(GOLD, STANDARD, BATCH),
+        within=WithinTier.FAIR,
+        nodes=(NodeShare("a/x", 3.0, max_running=cap, min_share=0.1),),
+        gap_ms=gap_ms,
+        depth=depth,
+        num_blocks=num_blocks,
+        block_size=8,
+        budget=budget,
+        max_num_seqs=max_num_seqs,
+        max_resident=max_resident,
+        check=check,
+    )
+    steps_of(driver, asked, aborts)  # a bound on turns
+    driver.scheduler.check_integrity()
+    for one in asked:
+        transcript, whole = driver.transcripts[one.request_id], expected_tokens(one)
+        assert transcript.ended is not None
+        complete = transcript.ended.reason is EndReason.LENGTH
+        assert complete or transcript.ended.reason in (EndReason.ABORTED, EndReason.FAILED)
+        assert transcript.token_ids == (whole if complete else whole[: len(transcript.token_ids)])
+        refused = transcript.ended.error_reason == "KV_CAPACITY_EXCEEDED"
+        assert complete or refused or one.request_id in aborts
+    assert (driver.blocks.num_used_blocks, driver.scheduler.num_unfinished) == (0, 0)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -128,6 +255,6 @@ def test_fair_shares_and_minimums_are_charged_the_same_in_the_lane(policy: Tiers
         return served
 
     with_lane = shares()
-    with patch.object(DecodeLane, "may_join", return_value=False):
+    with every_step_looks():
         without = shares()
     assert with_lane == pytest.approx(without, rel=0.05, abs=40)

@@ -247,10 +247,10 @@ def charges_of(policy):
         decoding[payer.tier] += change
         on_decoding(payer, change)
 
-    def steady_step(now_s, cost):
+    def steady_step(cost):
         for tier, count in decoding.items():
             charged[tier] += count * cost
-        on_steady_step(now_s, cost)
+        on_steady_step(cost)
 
     policy.on_charge, policy.on_decoding, policy.on_steady_step = charge, decode, steady_step
     return charged
