@@ -27,6 +27,7 @@ from fairlane.clock import Clock, MonotonicClock
 from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine, Stop
 from fairlane.scheduler.executor import Executor
+from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
 from fairlane.scheduler.tenancy import NO_POLICY
@@ -34,6 +35,7 @@ from fairlane.worker.boxes import WorkerBoxes
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.errors import ModelLoadError
 from fairlane.worker.servicer import WorkerServicer
+from fairlane.worker.tracing import span
 from fairlane.worker.wire import welcome
 
 log = logging.getLogger("fairlane.worker")
@@ -65,26 +67,48 @@ def config_from_json(text: str) -> WorkerConfig:
 def make_executor(config: WorkerConfig, clock: Clock) -> Executor:
     """The executor for the configured device, with its model loaded. Raises ModelLoadError."""
     if config.device is Device.CUDA:
-        from fairlane.worker.cuda_executor import CudaExecutor  # needs Triton
-
-        return CudaExecutor(config)
+        return _cuda_executor(config)
     from fairlane.worker.executor import LocalExecutor  # loads torch: seconds, so only once the settings are right
 
     return LocalExecutor(config, clock)
 
 
-def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> Scheduler:
-    """A scheduler over the executor's blocks. Raises ValueError for limits that contradict each other."""
-    info = executor.info
-    limits = SchedulerLimits(
+def _cuda_executor(config: WorkerConfig) -> Executor:
+    from fairlane.worker.loading import device_for
+
+    device_for(config)  # on a machine without a GPU, that is what must be said, not that Triton is missing
+    try:
+        from fairlane.worker.cuda_executor import CudaExecutor
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(f"device: cuda needs the package {error.name}, which is not installed") from error
+    return CudaExecutor(config)
+
+
+def limits_of(config: WorkerConfig, max_model_len: int) -> SchedulerLimits:
+    """Raises ValueError for limits that contradict each other."""
+    return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_resident=max(config.max_num_resident, config.max_num_seqs),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_chunk=config.max_prefill_chunk,
-        max_model_len=info.max_model_len,
+        max_model_len=max_model_len,
     )
+
+
+class _ShownScheduler(Scheduler):
+    """Shows a profiler how long scheduling takes."""
+
+    def schedule(self) -> ScheduleOutput | None:
+        with span("schedule"):
+            return super().schedule()
+
+
+def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> Scheduler:
+    """A scheduler over the executor's blocks. Raises ValueError for limits that contradict each other."""
+    info = executor.info
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
-    return Scheduler(limits, blocks, make_policy(NO_POLICY), clock)
+    kind = _ShownScheduler if config.device is Device.CUDA else Scheduler
+    return kind(limits_of(config, info.max_model_len), blocks, make_policy(NO_POLICY), clock)
 
 
 def _run_engine(engine: Engine) -> None:
@@ -148,6 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     clock = MonotonicClock()
     try:
         config = config_from_json(arguments.config_json)
+        limits_of(config, 1)  # before minutes of loading
         executor = make_executor(config, clock)
     except (ValueError, ModelLoadError) as error:
         print(f"fairlane worker: {error}", file=sys.stderr)

@@ -32,8 +32,9 @@ class CudaBatch(InputBatch):
             block_table=torch.zeros(self.block_table.shape, dtype=torch.int32, device=device),
         )
         self._params = np.tile(np.array(_SAMPLING_DEFAULTS, dtype=object), (num_slots, 1))
-        self._counts: dict[int, int] = {}
-        self._entries: list[tuple[int, int]] = []
+        # What the device has not been told yet. A slot's entries go with it: old ones must not come after its next owner's.
+        self._counts: dict[int, tuple[int, int]] = {}  # slot -> how many tokens, the last one
+        self._entries: dict[int, list[tuple[int, list[int]]]] = {}  # slot -> first place in the tables, block ids from there on
 
     def apply(self, output: ScheduleOutput) -> None:
         """As InputBatch.apply, and the same on the device."""
@@ -45,16 +46,19 @@ class CudaBatch(InputBatch):
     def _write_changes(self) -> None:
         if not self._counts and not self._entries:
             return
-        counts = np.array(list(self._counts.items()), dtype=np.int64).reshape(-1, 2)
-        entries = np.array(self._entries, dtype=np.int64).reshape(-1, 2)
-        self._counts.clear()
-        self._entries.clear()
-        changes = self.upload(np.concatenate([counts.T.ravel(), entries.T.ravel()]))
-        slots, tokens, places, blocks = torch.split(changes, [len(counts)] * 2 + [len(entries)] * 2)
+        counts = np.array([(slot, *known) for slot, known in self._counts.items()], dtype=np.int64).reshape(-1, 3)
+        runs = [run for runs in self._entries.values() for run in runs]
+        places = np.concatenate([np.zeros(0, np.int64), *(np.arange(first, first + len(ids)) for first, ids in runs)])
+        blocks = np.array([block for _, ids in runs for block in ids], dtype=np.int64)
+        changes = self.upload(np.concatenate([counts.T.ravel(), places, blocks]))
+        slots, tokens, last, at, ids = torch.split(changes, [len(counts)] * 3 + [len(places)] * 2)
         if len(counts):
             self.state.num_tokens.index_copy_(0, slots, tokens.to(torch.int32))
-        if len(entries):
-            self.state.block_table.view(-1).index_copy_(0, places, blocks.to(torch.int32))
+            self.state.last_token.index_copy_(0, slots, last.to(torch.int32))
+        if len(places):
+            self.state.block_table.view(-1).index_copy_(0, at, ids.to(torch.int32))
+        self._counts.clear()
+        self._entries.clear()
 
     def upload(self, array: np.ndarray) -> Tensor:
         """Without waiting for the device, which a copy from pageable memory would."""
@@ -87,21 +91,20 @@ class CudaBatch(InputBatch):
 
     def _release(self, slot: int) -> None:
         super()._release(slot)
-        self._counts[slot] = 0
-        # What was written to the row before it was let go must not come after what its next owner writes.
-        self._entries = [entry for entry in self._entries if entry[0] // self.block_table.shape[1] != slot]
+        self._counts[slot] = (0, 0)
+        self._entries.pop(slot, None)
 
     def _add(self, new: NewSequence) -> None:
         super()._add(new)
         slot = new.slot
-        self._counts[slot] = int(self.num_tokens[slot])
+        self._counts[slot] = (len(new.token_ids), new.token_ids[-1] if new.token_ids else 0)
         self._params[slot] = _values(self.sampling[slot])
 
     def _extend_table(self, slot: int, groups: list[list[int]]) -> None:
         begin = int(self.num_table_blocks[slot])
         super()._extend_table(slot, groups)
-        width = self.block_table.shape[1]
-        self._entries += [(slot * width + begin + index, block) for index, block in enumerate(groups[0])]
+        if groups[0]:
+            self._entries.setdefault(slot, []).append((slot * self.block_table.shape[1] + begin, groups[0]))
 
 
 def _values(params: SamplingParams) -> tuple[float, int, float, float, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from fairlane.kernels.prefill_sched import TileBuffers
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cuda_batch import CudaBatch
+from fairlane.worker.cuda_graphs import GraphCapture
 from fairlane.worker.input_batch import StepLayout
 
 Forward = Callable[[Tensor, TritonMetadata], Tensor]
@@ -46,7 +46,8 @@ class MixedGraph:
 
 @dataclass(frozen=True, slots=True)
 class MixedInputs:
-    """At fixed addresses: input_ids, positions, slot_mapping int64 [T]; seq_lens int32 [S]; block_table int32 [S + C, MB]."""
+    """At fixed addresses: input_ids, positions, slot_mapping int64 [T]; seq_lens int32 [S]; block_table int32 [S + C, MB]. All
+    but the tiles are shared with the other buckets, each of which uses the first rows."""
 
     input_ids: Tensor
     positions: Tensor
@@ -62,17 +63,25 @@ class MixedInputs:
 
 
 class MixedGraphs:
-    """All buckets. They share one memory pool with each other."""
+    """All buckets."""
 
     def __init__(
-        self, batch: CudaBatch, attention: TritonAttention, forward: Forward, max_tokens: int, max_num_seqs: int, pool: Any
+        self,
+        batch: CudaBatch,
+        attention: TritonAttention,
+        forward: Forward,
+        max_tokens: int,
+        max_num_seqs: int,
+        capture: GraphCapture,
     ) -> None:
         """forward: (input_ids, metadata) -> hidden states of all rows; it is captured. max_tokens: of the largest bucket."""
         self._batch = batch
         self._attention = attention
         self._forward = forward
         self._max_num_seqs = max_num_seqs
-        self._graphs = tuple(self._capture(size, pool) for size in reversed(token_buckets(max_tokens)))[::-1]
+        self._capture = capture
+        largest = self._allocate(max_tokens)
+        self._graphs = tuple(self._capture_bucket(size, largest) for size in reversed(token_buckets(max_tokens)))[::-1]
 
     def find(self, layout: StepLayout) -> MixedGraph | None:
         """The bucket for a step; None if none holds it."""
@@ -100,27 +109,20 @@ class MixedGraphs:
         graph.graph.replay()
         return graph.hidden
 
-    def _capture(self, size: int, pool: Any) -> MixedGraph:
-        inputs = self._allocate(size)
+    def _capture_bucket(self, size: int, largest: MixedInputs) -> MixedGraph:
+        inputs = self._first_rows(largest, size)
         metadata = self._attention.plan_mixed(inputs)
 
         def run() -> Tensor:
             self._attention.schedule(metadata)
             return self._forward(inputs.input_ids, metadata)
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels compile and libraries set themselves up outside the capture
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            hidden = run()
+        graph, hidden = self._capture.capture(run)
         return MixedGraph(graph, inputs, hidden)
 
     def _allocate(self, size: int) -> MixedInputs:
         device = self._batch.state.num_tokens.device
-        decodes, chunks = min(size, self._max_num_seqs), max(_CHUNKS, size // _TOKENS_PER_CHUNK)
+        decodes, chunks = self._sequences(size)
         ids, positions, mapping = (torch.full((size,), fill, dtype=torch.int64, device=device) for fill in (0, 0, -1))
         return MixedInputs(
             ids,
@@ -131,6 +133,22 @@ class MixedGraphs:
             self._attention.tile_buffers(size, chunks),
             chunks,
         )
+
+    def _first_rows(self, largest: MixedInputs, size: int) -> MixedInputs:
+        decodes, chunks = self._sequences(size)
+        return MixedInputs(
+            largest.input_ids[:size],
+            largest.positions[:size],
+            largest.slot_mapping[:size],
+            largest.seq_lens[:decodes],
+            largest.block_table[: decodes + chunks],
+            self._attention.tile_buffers(size, chunks),
+            chunks,
+        )
+
+    def _sequences(self, size: int) -> tuple[int, int]:
+        """Decodes and chunks that a bucket of so many tokens holds."""
+        return min(size, self._max_num_seqs), max(_CHUNKS, size // _TOKENS_PER_CHUNK)
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:

@@ -21,13 +21,14 @@ from fairlane.kernels.step_prep import store_sampled
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_graphs import DecodeGraphs
+from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture
 from fairlane.worker.cuda_mixed import MixedGraphs
 from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.model_runner import NOT_FINITE
 from fairlane.worker.models.llama import LlamaModel
 from fairlane.worker.sampler import adjust_logits, changes_logits
+from fairlane.worker.tracing import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,22 @@ class CudaRunner:
 
     @torch.inference_mode()
     def capture_graphs(self, max_mixed_tokens: int) -> None:
-        """Before the first step. max_mixed_tokens: up to this many, steps with prompt chunks are replayed from graphs, too."""
-        self._graphs = DecodeGraphs(
-            self._batch, self._forward_decodes, self._sample_greedy, self._max_num_seqs, self._attention.whole_limit
-        )
-        self._mixed = MixedGraphs(
-            self._batch, self._attention, self._forward_hidden, max_mixed_tokens, self._max_num_seqs, self._graphs.pool
-        )
+        """While no step is launched. max_mixed_tokens: up to this many, steps with prompt chunks are replayed, too."""
+        batch, most, capture = self._batch, self._max_num_seqs, GraphCapture()
+        limit = self._attention.whole_limit
+        self._graphs = DecodeGraphs(batch, self._forward_decodes, self._sample_greedy, most, limit, capture)
+        self._mixed = MixedGraphs(batch, self._attention, self._forward_hidden, max_mixed_tokens, most, capture)
+
+    @torch.inference_mode()
+    def compile_samplers(self) -> None:
+        """Runs each kind of draw once: a compiler that starts with the first request to want one stops everybody for seconds."""
+        device = self.cache.pool.device
+        ids, ok = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int8, device=device)
+        tensors = self._batch.sampling_tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+        for dtype in {self.cache.pool.dtype, torch.float32}:  # as the layers give them, and adjusted
+            logits = torch.zeros(1, self._model.config.vocab_size, dtype=dtype, device=device)
+            for mode in SampleMode:
+                sample(logits, tensors, workspace=self._workspace, out_ids=ids, out_ok=ok, mode=mode)
 
     @torch.inference_mode()
     def launch(self, output: ScheduleOutput) -> CudaStep:
@@ -81,10 +91,10 @@ class CudaRunner:
         begun.record()
         self._batch.apply(output)
         self.cache.copy(output.copies)
-        if output.scheduled or not output.decode_slots or not self._all_greedy(output.decode_slots):
-            entries, ids, ok = self._run_eager(output)
+        if self._graphs is not None and not output.scheduled and self._all_greedy(output.decode_slots):
+            entries, ids, ok = self._replay(self._graphs, output.decode_slots)
         else:
-            entries, ids, ok = self._replay(output.decode_slots)
+            entries, ids, ok = self._run_eager(output)
         host_ids, host_ok = _to_host(ids), _to_host(ok)
         done.record()
         if self.step_events is not None:
@@ -121,28 +131,31 @@ class CudaRunner:
     # -- decode steps ----------------------------------------------------------------------------------------------------
 
     def _all_greedy(self, slots: list[int]) -> bool:
-        """Remembered for as long as the list stays the same."""
+        """Whether there are any, and none draws. Remembered for as long as the list is the same object: whoever is in it then
+        is the same, too."""
         if self._greedy_slots is not slots:
+            if not slots:
+                return False
             sampling = self._batch.sampling
             if any(sampling[slot].temperature > 0 or changes_logits(sampling[slot]) for slot in slots):
                 return False
             self._greedy_slots = slots
         return True
 
-    def _replay(self, slots: list[int]) -> tuple[np.ndarray, Tensor, Tensor]:
-        assert self._graphs is not None
-        array, graph = self._graphs.prepare(slots)
+    def _replay(self, graphs: DecodeGraphs, slots: list[int]) -> tuple[np.ndarray, Tensor, Tensor]:
+        array, graph = graphs.prepare(slots)
         self._batch.check_decodes(array)
-        self._graphs.replay(graph, array)
+        graphs.replay(graph, array)
         self._batch.advance(array)
         return np.arange(len(slots)), graph.ids, graph.ok
 
     def _forward_decodes(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> Tensor:
+        """Hidden states [B, H]."""
         metadata = self._attention.plan_decode(inputs, max_seq_len)
-        return self._model.logits(self._model.forward(inputs.input_ids, self._attention, metadata))
+        return self._model.forward(inputs.input_ids, self._attention, metadata)
 
-    def _sample_greedy(self, logits: Tensor, slots: Tensor, ids: Tensor, ok: Tensor) -> None:
-        rows = len(slots)
+    def _sample_greedy(self, hidden: Tensor, slots: Tensor, ids: Tensor, ok: Tensor) -> None:
+        rows, logits = len(slots), self._model.logits(hidden)
         greedy = type(self._greedy)(*(getattr(self._greedy, name)[:rows] for name in type(self._greedy).__slots__))
         sample(logits, greedy, workspace=self._workspace, out_ids=ids, out_ok=ok, mode=SampleMode.GREEDY)
         self._store(slots, ids)
@@ -156,13 +169,15 @@ class CudaRunner:
             return nothing
         layout = self._batch.layout(output.scheduled, output.decode_slots)
         graph = self._mixed.find(layout) if self._mixed is not None else None
-        if graph is None or self._mixed is None:
-            hidden = self._hidden(self._batch.prepare(output.scheduled, output.decode_slots))
-        else:
-            hidden = self._mixed.run(graph, layout).index_select(0, self._batch.upload(layout.sample_rows))
+        with span("forward"):
+            if graph is None or self._mixed is None:
+                hidden = self._hidden(self._batch.prepare(output.scheduled, output.decode_slots))
+            else:
+                hidden = self._mixed.run(graph, layout).index_select(0, self._batch.upload(layout.sample_rows))
         if not len(layout.sample_entries):
             return nothing
-        return (layout.sample_entries, *self._sample(self._model.logits(hidden), layout))
+        with span("sample"):
+            return (layout.sample_entries, *self._sample(self._model.logits(hidden), layout))
 
     def _forward_hidden(self, input_ids: Tensor, metadata: TritonMetadata) -> Tensor:
         return self._model.forward(input_ids, self._attention, metadata)

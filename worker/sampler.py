@@ -57,7 +57,9 @@ def adjust_logits(
     """Bias and penalties, in place, of the rows that have any. logits float32 [S, V], slots and positions [S] as above."""
     for row, (slot, row_params) in enumerate(zip(slots.tolist(), params, strict=True)):
         if changes_logits(row_params):
-            _adjust(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
+            if row_params.logit_bias:
+                _add_bias(logits[row], row_params, batch)
+            _penalise(logits[row], row_params, batch.token_ids[slot, : positions[row]], int(batch.num_prompt_tokens[slot]))
 
 
 def changes_logits(params: SamplingParams) -> bool:
@@ -66,19 +68,25 @@ def changes_logits(params: SamplingParams) -> bool:
     return bool(penalised or params.logit_bias)
 
 
-def _adjust(logits: Tensor, params: SamplingParams, token_ids: Tensor, num_prompt_tokens: int) -> None:
-    """One row [V], in place. Presence and frequency count output tokens; repetition looks at the prompt's too."""
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=logits.device)
-        logits.index_add_(0, ids, torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device))
+def _add_bias(logits: Tensor, params: SamplingParams, batch: InputBatch) -> None:
+    ids = np.array(list(params.logit_bias), dtype=np.int64)
+    values = np.array(list(params.logit_bias.values()), dtype=np.float32)
+    logits.index_add_(0, batch.upload(ids), batch.upload(values).to(logits.dtype))
+
+
+def _penalise(logits: Tensor, params: SamplingParams, token_ids: Tensor, num_prompt_tokens: int) -> None:
+    """One row [V], in place. Presence and frequency count output tokens; repetition looks at the prompt's too.
+
+    Nothing here asks the device for a number, which would stop the steps launched ahead.
+    """
     if params.repetition_penalty != 1.0:
-        seen = torch.unique(token_ids)
-        values = logits.index_select(0, seen)
+        values = logits.index_select(0, token_ids)
         penalised = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        logits.index_copy_(0, seen, penalised)
+        logits.scatter_(0, token_ids, penalised)  # a token that is there twice gets the same value twice
     if params.presence_penalty or params.frequency_penalty:
-        output, counts = torch.unique(token_ids[num_prompt_tokens:], return_counts=True)
-        logits.index_add_(0, output, -(counts * params.frequency_penalty + params.presence_penalty).to(logits.dtype))
+        output = token_ids[num_prompt_tokens:]
+        counts = torch.zeros_like(logits).index_add_(0, output, torch.ones_like(output, dtype=logits.dtype))
+        logits.sub_(torch.where(counts > 0, counts * params.frequency_penalty + params.presence_penalty, 0.0))
 
 
 def _tensors(params: list[SamplingParams], positions: np.ndarray, device: torch.device) -> SamplingTensors:

@@ -37,9 +37,9 @@ class Run:
         replay = graphs.replay
 
         def replay_and_keep(graph: Any, slots: Any) -> Tensor:
-            logits = replay(graph, slots)
-            self.logits.append(logits[: len(slots)].float().clone())
-            return logits
+            hidden = replay(graph, slots)
+            self.logits.append(runner._model.logits(hidden[: len(slots)]).float())
+            return hidden
 
         graphs.replay = replay_and_keep  # type: ignore[method-assign]
 
