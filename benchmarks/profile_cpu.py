@@ -80,9 +80,10 @@ def make_request(number: int, prompt: tuple[int, ...], max_tokens: int, sampling
 def instrumented(executor: LocalExecutor, watch: Stopwatch) -> Iterator[None]:
     """Times the worker's parts, by wrapping them for as long as the block lasts."""
     from fairlane.worker import attention, linear, model_runner
-    from fairlane.worker.models import llama
+    from fairlane.worker.ops import Ops
 
     runner, plain = executor.runner, linear.Linear.__call__
+    ops = runner._model._ops
     names = {id(runner._model._head): "linear: lm_head"}
     for layer in runner._model._layers:
         names |= {id(getattr(layer, part)): f"linear: {part}" for part in ("qkv", "o", "gate_up", "down")}
@@ -91,9 +92,6 @@ def instrumented(executor: LocalExecutor, watch: Stopwatch) -> Iterator[None]:
         return watch.around(names[id(self)], plain)(self, x)
 
     changes: list[tuple[Any, str, str | None]] = [
-        (llama, "rmsnorm", "norms, activation"),
-        (llama, "add_rmsnorm", "norms, activation"),
-        (llama, "silu_mul", "norms, activation"),
         (attention, "rope_norm_write", "attention: rope, KV write"),
         (attention, "paged_attention", "attention: gather, scores, values"),
         (runner._attention, "plan", "attention: plan of the step"),
@@ -106,11 +104,13 @@ def instrumented(executor: LocalExecutor, watch: Stopwatch) -> Iterator[None]:
     saved = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in changes]
     try:
         linear.Linear.__call__ = call  # type: ignore[method-assign]
+        runner._model._ops = Ops(*(watch.around("norms, activation", getattr(ops, name)) for name in Ops.__slots__))
         for owner, name, label in changes:
             setattr(owner, name, watch.around(str(label), getattr(owner, name)))
         yield
     finally:
         linear.Linear.__call__ = plain  # type: ignore[method-assign]
+        runner._model._ops = ops
         for owner, name, value in saved:
             if value is None:
                 delattr(owner, name)

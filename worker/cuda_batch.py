@@ -35,6 +35,7 @@ class CudaBatch(InputBatch):
         # What the device has not been told yet. A slot's entries go with it: old ones must not come after its next owner's.
         self._counts: dict[int, tuple[int, int]] = {}  # slot -> how many tokens, the last one
         self._entries: dict[int, list[tuple[int, list[int]]]] = {}  # slot -> first place in the tables, block ids from there on
+        self._grown: tuple[np.ndarray, np.ndarray] | None = None  # places in the tables, their block ids
 
     def apply(self, output: ScheduleOutput) -> None:
         """As InputBatch.apply, and the same on the device."""
@@ -44,12 +45,13 @@ class CudaBatch(InputBatch):
             self._write_changes()
 
     def _write_changes(self) -> None:
-        if not self._counts and not self._entries:
+        if not self._counts and not self._entries and self._grown is None:
             return
+        grown = self._grown or (np.zeros(0, np.int64), np.zeros(0, np.int64))
         counts = np.array([(slot, *known) for slot, known in self._counts.items()], dtype=np.int64).reshape(-1, 3)
         runs = [run for runs in self._entries.values() for run in runs]
-        places = np.concatenate([np.zeros(0, np.int64), *(np.arange(first, first + len(ids)) for first, ids in runs)])
-        blocks = np.array([block for _, ids in runs for block in ids], dtype=np.int64)
+        places = np.concatenate([grown[0], *(np.arange(first, first + len(ids)) for first, ids in runs)])
+        blocks = np.concatenate([grown[1], np.array([block for _, ids in runs for block in ids], dtype=np.int64)])
         changes = self.upload(np.concatenate([counts.T.ravel(), places, blocks]))
         slots, tokens, last, at, ids = torch.split(changes, [len(counts)] * 3 + [len(places)] * 2)
         if len(counts):
@@ -59,6 +61,7 @@ class CudaBatch(InputBatch):
             self.state.block_table.view(-1).index_copy_(0, at, ids.to(torch.int32))
         self._counts.clear()
         self._entries.clear()
+        self._grown = None
 
     def upload(self, array: np.ndarray) -> Tensor:
         """Without waiting for the device, which a copy from pageable memory would."""
@@ -99,6 +102,9 @@ class CudaBatch(InputBatch):
         slot = new.slot
         self._counts[slot] = (len(new.token_ids), new.token_ids[-1] if new.token_ids else 0)
         self._params[slot] = _values(self.sampling[slot])
+
+    def _note_growth(self, slots: np.ndarray, begin: np.ndarray, ids: np.ndarray) -> None:
+        self._grown = (slots * self.block_table.shape[1] + begin, ids)  # the last of a step's diffs: nothing comes after it
 
     def _extend_table(self, slot: int, groups: list[list[int]]) -> None:
         begin = int(self.num_table_blocks[slot])

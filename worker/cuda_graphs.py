@@ -80,6 +80,12 @@ class DecodeGraph:
     ok: Tensor
 
 
+def split_results(results: Tensor) -> tuple[Tensor, Tensor]:
+    """ids int64 [S] and ok int8 [S] of DecodeGraphs.results, or of a copy of it."""
+    ids = results.numel() // 9 * 8
+    return results[:ids].view(torch.int64), results[ids:].view(torch.int8)
+
+
 class DecodeGraphs:
     """All buckets."""
 
@@ -99,8 +105,9 @@ class DecodeGraphs:
         device = batch.state.num_tokens.device
         self._slots = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs.allocate(max_num_seqs, batch.block_table.shape[1], device)
-        self._ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._ok = torch.zeros(max_num_seqs, dtype=torch.int8, device=device)
+        # ids int64 [S], then ok int8 [S]: one piece of memory, so that they reach the host in one copy.
+        self.results = torch.zeros(9 * max_num_seqs, dtype=torch.uint8, device=device)
+        self._ids, self._ok = split_results(self.results)
         for size in reversed(self._sizes):  # the largest first: the others fit into what it took
             self._graphs[size] = self._capture_bucket(size)
 

@@ -21,7 +21,7 @@ from fairlane.kernels.step_prep import store_sampled
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture
+from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture, split_results
 from fairlane.worker.cuda_mixed import MixedGraphs
 from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
@@ -95,18 +95,17 @@ class CudaRunner:
             entries, ids, ok = self._replay(self._graphs, output.decode_slots)
         else:
             entries, ids, ok = self._run_eager(output)
-        host_ids, host_ok = _to_host(ids), _to_host(ok)
         done.record()
         if self.step_events is not None:
             self.step_events.append((begun, done))
-        return CudaStep(output.step_id, len(output.scheduled), len(output.decode_slots), entries, host_ids, host_ok, begun, done)
+        return CudaStep(output.step_id, len(output.scheduled), len(output.decode_slots), entries, ids, ok, begun, done)
 
     def result(self, step: CudaStep) -> StepResult:
         """Waits for a launched step. Raises what CUDA reports."""
         step.done.synchronize()
         result = StepResult(step.step_id, [[] for _ in range(step.num_entries)], [0] * step.num_decodes)
-        tokens, ok = step.ids[: len(step.entries)].tolist(), step.ok[: len(step.entries)].bool()
-        if not step.num_entries and bool(ok.all()):
+        tokens, ok = step.ids.numpy()[: len(step.entries)].tolist(), step.ok.numpy()[: len(step.entries)]
+        if not step.num_entries and ok.all():
             result.decode_tokens = tokens
         else:
             for entry, token, finite in zip(step.entries.tolist(), tokens, ok.tolist(), strict=True):
@@ -147,7 +146,7 @@ class CudaRunner:
         self._batch.check_decodes(array)
         graphs.replay(graph, array)
         self._batch.advance(array)
-        return np.arange(len(slots)), graph.ids, graph.ok
+        return (np.arange(len(slots)), *split_results(_to_host(graphs.results)))
 
     def _forward_decodes(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> Tensor:
         """Hidden states [B, H]."""
@@ -163,8 +162,7 @@ class CudaRunner:
     # -- other steps -----------------------------------------------------------------------------------------------------
 
     def _run_eager(self, output: ScheduleOutput) -> tuple[np.ndarray, Tensor, Tensor]:
-        device = self.cache.pool.device
-        nothing = np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
+        nothing = np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int8)
         if not output.scheduled and not output.decode_slots:
             return nothing
         layout = self._batch.layout(output.scheduled, output.decode_slots)
@@ -177,7 +175,8 @@ class CudaRunner:
         if not len(layout.sample_entries):
             return nothing
         with span("sample"):
-            return (layout.sample_entries, *self._sample(self._model.logits(hidden), layout))
+            ids, ok = self._sample(self._model.logits(hidden), layout)
+            return layout.sample_entries, _to_host(ids), _to_host(ok)
 
     def _forward_hidden(self, input_ids: Tensor, metadata: TritonMetadata) -> Tensor:
         return self._model.forward(input_ids, self._attention, metadata)
@@ -218,5 +217,7 @@ class CudaRunner:
 
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy in pinned memory, on its way when this returns."""
+    if tensor.device.type == "cpu":
+        return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
