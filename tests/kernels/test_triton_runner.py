@@ -79,7 +79,7 @@ def steps() -> list[ScheduleOutput]:
             scheduled=[ScheduledSequence(0, 0, 17, False), ScheduledSequence(1, 5, 1, True), ScheduledSequence(2, 0, 9, True)],
         ),
         ScheduleOutput(3, scheduled=[ScheduledSequence(0, 17, 4, True)], decode_slots=[2, 1]),
-        ScheduleOutput(4, appends=[BlockAppend(1, [[14]])], decode_slots=[0, 2, 1]),
+        ScheduleOutput(4, grown_slots=[1], grown_blocks=[[14]], decode_slots=[0, 2, 1]),
     ]
 
 

@@ -161,6 +161,25 @@ def test_a_bad_diff_does_not_keep_the_others_from_being_applied(executor: LocalE
     assert both.tokens == [expected[:1], expected[1:2]]
 
 
+def test_decodes_and_growth_in_columns_are_entries_and_appends(executor: LocalExecutor) -> None:
+    expected = generate(executor, PROMPT, [1, 2, 3], 8)
+    run(executor, released_slots=[0], new=[new_sequence(0, PROMPT, [30, 31])], scheduled=[entry(0, 0, len(PROMPT))])
+    tokens = [run(executor, decode_slots=[0]).decode_tokens[0] for _ in range(16 - len(PROMPT))]
+    tokens += run(executor, grown_slots=[0], grown_blocks=[[33]], decode_slots=[0]).decode_tokens
+    run(executor, released_slots=[0])
+    assert tokens == expected[1 : 1 + len(tokens)]
+
+
+def test_a_slot_that_cannot_grow_does_not_keep_the_others_from_growing(executor: LocalExecutor) -> None:
+    run(executor, new=[new_sequence(0, [9] * 4, [20]), new_sequence(1, [8] * 4, [21])])
+    grown = ScheduleOutput(1, grown_slots=[1, 5, 0], grown_blocks=[[22, 23, 24]])
+    with pytest.raises(StepError, match="slot 5 holds no sequence"):
+        executor.result(executor.launch(grown))
+    held = executor.runner._batch.block_table[[0, 1, 5], :3].tolist()
+    run(executor, released_slots=[0, 1])
+    assert held == [[20, 24, 0], [21, 22, 0], [0, 0, 0]]
+
+
 def test_a_slot_whose_blocks_did_not_fit_holds_no_sequence(executor: LocalExecutor) -> None:
     run(executor, released_slots=[0], new=[new_sequence(0, PROMPT, [1, 2])], scheduled=[entry(0, 0, len(PROMPT))])
     with pytest.raises(StepError, match="block id of slot 0 is outside"):
