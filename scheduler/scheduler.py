@@ -276,7 +276,8 @@ class Scheduler:
     def commit(self, sequence: Sequence) -> None:
         """Makes the full blocks that have retired findable. Those filled in the lane are when the sequence leaves the running
         set."""
-        if sequence.request.cache_mode.writes and sequence.num_retired_tokens >= self.blocks.block_size:
+        writes = self.blocks.enable_prefix_caching and sequence.request.cache_mode.writes
+        if writes and sequence.num_retired_tokens >= self.blocks.block_size:
             sequence.chain.extend(sequence.token_ids)
             self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
             self._unsettle_unless_only_a_slot_helps()  # a head may need fewer blocks now

@@ -297,8 +297,8 @@ class StepPass:
             self._admit(sequence, self._lookup(sequence))
 
     def _lookup(self, sequence: Sequence) -> PrefixHit | None:
-        if not sequence.request.cache_mode.reads:
-            return None
+        if not (self._blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
+            return None  # hashing costs more than a lookup
         sequence.chain.extend(sequence.token_ids)
         return self._blocks.lookup(sequence.chain, sequence.num_tokens)
 
