@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-kernels bench-engine bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu bench-kernels bench-engine bench-serving bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -102,6 +102,9 @@ bench-kernels: ## The GPU kernels against ceilings and published figures (about 
 bench-engine: ## The engine on one GPU against vLLM's and transformers' figures (about five minutes; BENCH_ARGS="--only H1")
 	@$(call with_gpu,torch triton numpy yaml) && set -x && PYTHONPATH=src:benchmarks \
 	  "$$python" benchmarks/bench_engine.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-serving: setup model ## The gateway's cost: a load over gRPC against the engine alone (about two minutes; BENCH_ARGS=--help)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_serving.py $(if $(JSON),--json $(JSON)) $(if $(BENCH_ARGS),$(BENCH_ARGS),--scale 0.05 --set threads=1)
 
 bench-gpu: ## Kernels and engine on one H200, results into benchmarks/results (about eight minutes)
 	$(MAKE) bench-kernels JSON=benchmarks/results/bench_kernels-h200.json

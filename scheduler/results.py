@@ -43,6 +43,7 @@ def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None
     """A step failed as a whole."""
     scheduler.lane.settle()
     placed = [(sequence, entry.sample) for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True)]
+    scheduler.lane.leave([*step.sequences, *step.lane], scheduler.policy)  # all at once: each takes a walk over the lane
     for sequence, sampled in [*placed, *((sequence, True) for sequence in step.lane)]:
         sequence.steps_in_flight -= 1
         sequence.num_in_flight -= sampled
@@ -61,6 +62,8 @@ def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResu
         scheduler.decoded.append(DecodedTokens(lane.request_ids, tokens))
         return
     lane.settle()
+    stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
+    lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
     ids: list[RequestId] = []
     kept: list[int] = []
     for index, (sequence, token) in enumerate(zip(members, tokens, strict=True), num_entries):
