@@ -32,7 +32,7 @@ MAX_EVICTIONS = 3
 
 
 class StepPass:
-    """Builds one step. Use once: run(), then output()."""
+    """Builds one step. Use once: run(), then `placement` and settlement()."""
 
     def __init__(self, scheduler: Scheduler, now_s: float) -> None:
         self._scheduler = scheduler

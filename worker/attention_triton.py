@@ -26,6 +26,7 @@ from fairlane.worker.attention import AttentionLayer
 from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.models.config import ModelConfig
+from fairlane.worker.upload import to_device
 
 if TYPE_CHECKING:
     from fairlane.worker.cuda_mixed import MixedInputs
@@ -73,8 +74,8 @@ class TritonAttention:
         device = self._cache.pool.device
         counts = np.diff(inputs.query_start_loc)
         num_decodes = int((counts == 1).sum())
-        table = _upload(inputs.block_table.to(torch.int32), device)
-        seq_lens = _upload(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
+        table = to_device(inputs.block_table.to(torch.int32), device)
+        seq_lens = to_device(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
         chunks = np.arange(num_decodes, len(counts))
         prefill = self._plan_tiles(inputs.query_start_loc, inputs.seq_lens, chunks, None, None) if len(chunks) else None
         metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill)
@@ -173,8 +174,3 @@ class TritonAttention:
                 out=out,
             )
         return out.view(out.shape[0], -1)
-
-
-def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Without waiting for the device: a copy from pageable memory would."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

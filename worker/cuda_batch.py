@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairlane.kernels.reference_sampling import SamplingTensors
 from fairlane.kernels.reference_step import SlotState
 from fairlane.scheduler.output import NewSequence, ScheduleOutput
 from fairlane.scheduler.request import SamplingParams
 from fairlane.worker.input_batch import InputBatch
+from fairlane.worker.sampler import signed_seed
 
-_SIGN = 1 << 63
 _SAMPLING_DEFAULTS = (0.0, 0, 1.0, 0.0, 0)
 
 
@@ -63,13 +62,6 @@ class CudaBatch(InputBatch):
         self._entries.clear()
         self._grown = None
 
-    def upload(self, array: np.ndarray) -> Tensor:
-        """Without waiting for the device, which a copy from pageable memory would."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self._device.type != "cuda":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
     def sampling_tensors(self, slots: np.ndarray, positions: np.ndarray, rows: int) -> SamplingTensors:
         """Of `rows` batch rows, those beyond the slots greedy."""
         values = np.tile(np.array(_SAMPLING_DEFAULTS, dtype=object), (rows, 1))
@@ -114,5 +106,4 @@ class CudaBatch(InputBatch):
 
 
 def _values(params: SamplingParams) -> tuple[float, int, float, float, int]:
-    seed = (params.seed + _SIGN) % (2 * _SIGN) - _SIGN  # the same 64 bits, signed
-    return (params.temperature, params.top_k, params.top_p, params.min_p, seed)
+    return (params.temperature, params.top_k, params.top_p, params.min_p, signed_seed(params))

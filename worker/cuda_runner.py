@@ -169,7 +169,7 @@ class CudaRunner:
         graph = self._mixed.find(layout) if self._mixed is not None else None
         with span("forward"):
             if graph is None or self._mixed is None:
-                hidden = self._hidden(self._batch.prepare(output.scheduled, output.decode_slots))
+                hidden = self._hidden(self._batch.inputs_of(layout))
             else:
                 hidden = self._mixed.run(graph, layout).index_select(0, self._batch.upload(layout.sample_rows))
         if not len(layout.sample_entries):

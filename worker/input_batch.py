@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import SamplingParams
+from fairlane.worker.upload import to_device
 
 MAX_AHEAD = 4  # positions beyond the length limit that steps in flight may reach before the scheduler drops their tokens
 
@@ -134,7 +135,10 @@ class InputBatch:
 
     def prepare(self, scheduled: list[ScheduledSequence], decode_slots: list[int] | None = None) -> StepInputs:
         """The step's inputs. Raises ValueError if a token has no block to be written to, or lies outside its slot."""
-        layout = self.layout(scheduled, decode_slots or [])
+        return self.inputs_of(self.layout(scheduled, decode_slots or []))
+
+    def inputs_of(self, layout: StepLayout) -> StepInputs:
+        """A step that is laid out already."""
         longest = -(-int(layout.seq_lens.max(initial=1)) // self.block_size)
         return StepInputs(
             input_ids=self.token_ids.view(-1).index_select(0, self.upload(layout.token_places)),
@@ -179,8 +183,8 @@ class InputBatch:
         )
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor on the device."""
-        return torch.from_numpy(array).to(self._device)
+        """An array as a tensor on the device, without waiting for it."""
+        return to_device(torch.from_numpy(np.ascontiguousarray(array)), self._device)
 
     def _decodes(self, slots: list[int]) -> np.ndarray:
         """int64 [n, 4], as entries: the last known token of each slot, and sample the next."""

@@ -13,6 +13,7 @@ import torch
 from fairlane.kernels.reference import copy_blocks
 from fairlane.worker.errors import ModelLoadError
 from fairlane.worker.models.config import ModelConfig
+from fairlane.worker.upload import to_device
 
 
 class KVCache:
@@ -33,10 +34,7 @@ class KVCache:
         for source, destination in pairs:
             if not (0 < source < self.num_blocks and 0 < destination < self.num_blocks):
                 raise ValueError(f"cannot copy block {source} to {destination}: ids must be in [1, {self.num_blocks})")
-        places = torch.tensor(pairs, dtype=torch.int64)
-        if self.pool.device.type == "cuda":  # from pageable memory the copy would wait for the steps launched before
-            places = places.pin_memory().to(self.pool.device, non_blocking=True)
-        copy_blocks(self.pool, places)
+        copy_blocks(self.pool, to_device(torch.tensor(pairs, dtype=torch.int64), self.pool.device))
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -89,6 +89,11 @@ def _penalise(logits: Tensor, params: SamplingParams, token_ids: Tensor, num_pro
         logits.sub_(torch.where(counts > 0, counts * params.frequency_penalty + params.presence_penalty, 0.0))
 
 
+def signed_seed(params: SamplingParams) -> int:
+    """The seed's 64 bits as a signed number: tensors have no unsigned ones."""
+    return (params.seed + _SIGN) % (2 * _SIGN) - _SIGN
+
+
 def _tensors(params: list[SamplingParams], positions: np.ndarray, device: torch.device) -> SamplingTensors:
     def floats(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
@@ -101,7 +106,7 @@ def _tensors(params: list[SamplingParams], positions: np.ndarray, device: torch.
         top_k=integers([p.top_k for p in params]),
         top_p=floats([p.top_p for p in params]),
         min_p=floats([p.min_p for p in params]),
-        seed=integers([(p.seed + _SIGN) % (2 * _SIGN) - _SIGN for p in params]),  # the same 64 bits, signed
+        seed=integers([signed_seed(p) for p in params]),
         position=torch.from_numpy(np.ascontiguousarray(positions)).to(device),
         sibling=integers([_SIBLING] * len(params)),
     )

@@ -37,15 +37,7 @@ class ShareWindow:
 
     def add(self, served: Collection[str], cost: int) -> None:
         """Work for the accounts in `served`, into the open bucket. LookupError before the first advance()."""
-        if not self._buckets:
-            raise LookupError("advance() opens the first bucket")
-        if not self._backlogged:
-            return
-        bucket = self._buckets[-1][1]
-        for account in self._backlogged:
-            for entry in (bucket.setdefault(account, [0, 0]), self._sums.setdefault(account, [0, 0])):
-                entry[0] += cost if account in served else 0
-                entry[1] += cost
+        self.add_counts(dict.fromkeys(served, 1), 1, cost)
 
     def add_counts(self, served: Mapping[str, int], total: int, cost: int) -> None:
         """As add(): `total` pieces of work of this cost, served[account] of them for each account."""

@@ -4,13 +4,10 @@ replay, and launches that neither allocate nor compile again."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
-from triton import knobs
 
 from device import cuda
 from fairlane.kernels import reference
@@ -18,13 +15,10 @@ from fairlane.kernels.add_rmsnorm import CANDIDATES as NORM_CANDIDATES
 from fairlane.kernels.add_rmsnorm import NormConfig, add_rmsnorm, gather_add_rmsnorm, rmsnorm
 from fairlane.kernels.silu_mul import CANDIDATES as SILU_CANDIDATES
 from fairlane.kernels.silu_mul import SiluConfig, silu_mul
+from launches import allocations, captured, compilations, normal
 
 EPS = 1e-5
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator(cuda).manual_seed(seed), device=cuda).to(dtype)
 
 
 def norm64(x: Tensor, weight: Tensor) -> Tensor:
@@ -46,31 +40,6 @@ def agrees(got: Tensor, expected: Tensor) -> bool:
         return torch.allclose(got, expected, rtol=4e-6, atol=1e-6)
     near = torch.allclose(got.double(), expected.double(), rtol=3 * torch.finfo(got.dtype).eps, atol=1e-6)
     return near and float((got == expected).double().mean()) > 0.99
-
-
-def captured(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    launch()  # compiles before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph
-
-
-def allocations() -> int:
-    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Names of the kernels that are compiled inside."""
-    seen: list[str] = []
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = lambda **what: seen.append(what["fn"].name)
-    try:
-        yield seen
-    finally:
-        knobs.runtime.jit_cache_hook = before
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,6 @@ tokens that do not know of each other, graph replay with padding, and launches t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -15,12 +14,9 @@ from triton import knobs
 from device import cuda
 from fairlane.kernels import reference
 from fairlane.kernels.rope_norm_write import CANDIDATES, RopeConfig, rope_norm_write
+from launches import captured, normal
 
 LAYERS, LAYER, POSITIONS = 3, 1, 4096
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator(cuda).manual_seed(seed), device=cuda).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +166,6 @@ def test_a_token_has_the_same_bits_in_any_company() -> None:
         num_heads=32, q_norm=q_norm, k_norm=k_norm,
     )  # fmt: skip
     assert torch.equal(shuffled, whole[order]) and torch.equal(other.nan_to_num(7), pool.nan_to_num(7))
-
-
-def captured(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    launch()  # compiles before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph
 
 
 def test_replay_equals_eager_with_a_new_number_of_padding_rows() -> None:

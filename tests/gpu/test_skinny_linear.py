@@ -4,24 +4,18 @@ allocate nor compile again, and the layer that takes them."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
-from triton import knobs
 
 from device import cuda
 from fairlane.kernels.skinny_linear import CANDIDATES, DOTS, MAX_VECTOR_ROWS, SkinnyConfig, config_for, skinny_linear
 from fairlane.worker.linear import Linear, skinny_rows
+from launches import allocations, captured, compilations, normal
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 1e-6}
 SHAPES = [(6144, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (577, 1000)]  # outputs, K
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator(cuda).manual_seed(seed), device=cuda).to(dtype)
 
 
 def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
@@ -29,31 +23,6 @@ def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     exact = x.double() @ weight.double().t()
     exact = exact if bias is None else exact + bias.double()
     return float(((got.double() - exact).norm(dim=1) / exact.norm(dim=1)).max())
-
-
-def captured(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    launch()  # compiles before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph
-
-
-def allocations() -> int:
-    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Names of the kernels that are compiled inside."""
-    seen: list[str] = []
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = lambda **what: seen.append(what["fn"].name)
-    try:
-        yield seen
-    finally:
-        knobs.runtime.jit_cache_hook = before
 
 
 @pytest.mark.parametrize("outputs, in_features", SHAPES)
