@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fairlane.blockmgr.errors import IntegrityError, NoFreeBlocks, StaleHit
 from fairlane.blockmgr.hashing import HashChain
+from fairlane.blockmgr.host_pool import HostPool
 from fairlane.blockmgr.manager import BlockManager, GroupKind, Growth, KVGroup, PrefixHit
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "GroupKind",
     "Growth",
     "HashChain",
+    "HostPool",
     "IntegrityError",
     "KVGroup",
     "NoFreeBlocks",

@@ -11,6 +11,7 @@ from fairlane.blockmgr.errors import IntegrityError, NoFreeBlocks, StaleHit
 from fairlane.blockmgr.free_list import NULL_BLOCK
 from fairlane.blockmgr.groups import GroupKind, KVGroup
 from fairlane.blockmgr.hashing import HashChain
+from fairlane.blockmgr.host_pool import HostPool, entries_to_keep
 from fairlane.blockmgr.integrity import find_faults
 from fairlane.blockmgr.pool import BlockPool
 from fairlane.blockmgr.prefix import PrefixHit, check_hit, find_prefix
@@ -51,8 +52,12 @@ class BlockManager:
         *,
         groups: tuple[KVGroup, ...] = (KVGroup.full(),),
         enable_prefix_caching: bool = True,
+        num_host_blocks: int = 0,
     ) -> None:
-        """num_blocks counts the null block 0. Raises ValueError for fewer than 2 blocks, no slot per block, or no group."""
+        """num_blocks counts the null block 0; num_host_blocks: for sequences that are swapped out (`host`).
+
+        Raises ValueError for fewer than 2 blocks, no slot per block, or no group.
+        """
         if num_blocks < 2 or block_size < 1 or not groups:
             raise ValueError(f"need 2 blocks, 1 slot each and 1 group: got {num_blocks}, {block_size}, {len(groups)}")
         self.num_blocks = num_blocks
@@ -60,6 +65,7 @@ class BlockManager:
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks, len(groups))
+        self.host = HostPool(num_host_blocks)
         self._sequences: dict[int, BlockTables] = {}
         self._no_growth = Growth([[] for _ in groups], [], [])
         self._miss = PrefixHit(0, ((),) * len(groups), 0)
@@ -172,7 +178,7 @@ class BlockManager:
         Raises NoFreeBlocks if they do not fit; StaleHit if the hit is no longer true; ValueError for a known sequence, no
         tokens, fewer than the hit has, or a hit of another domain.
         """
-        if seq_id in self._sequences:
+        if seq_id in self._sequences or self.host.holds(seq_id):
             raise ValueError(f"sequence {seq_id} has blocks already")
         hit = hit if hit is not None and hit.num_tokens else self._miss
         if num_tokens < max(1, hit.num_tokens):
@@ -370,6 +376,8 @@ class BlockManager:
                 self.pool.unregister(block)
         for sequence in self._sequences.values():
             sequence.may_register = False
+        for swapped in self.host.held.values():
+            swapped.may_register = False
 
     # ---- sharing and leaving ---------------------------------------------------------------------------------------------
 
@@ -379,7 +387,7 @@ class BlockManager:
         Raises KeyError for an unknown parent, ValueError for a known child. Takes no free block.
         """
         parent = self._sequences[parent_id]
-        if child_id in self._sequences:
+        if child_id in self._sequences or self.host.holds(child_id):
             raise ValueError(f"sequence {child_id} has blocks already")
         self.pool.share(parent.blocks_last_first(), parent.domain)
         parent.private_from = parent.capacity
@@ -391,9 +399,36 @@ class BlockManager:
         sequence = self._sequences.pop(seq_id)
         self.pool.release(sequence.blocks_last_first(), sequence.domain)
 
+    # ---- host memory -----------------------------------------------------------------------------------------------------
+
+    def can_swap_out(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether there is anything to keep of its first num_tokens tokens, and room for it. KeyError for an unknown sequence."""
+        needed = sum(map(len, entries_to_keep(self._sequences[seq_id], num_tokens, self.block_size)))
+        return 0 < needed <= self.host.num_free_blocks
+
+    def swap_out(self, seq_id: int, num_tokens: int) -> None:
+        """As free(), but what its first num_tokens tokens have written is kept in host memory: the copies are the next step's
+        to carry out (`host.take_pairs()`), until swap_in() or `host.drop()`.
+
+        Raises NoFreeBlocks if host blocks are short, KeyError for an unknown sequence.
+        """
+        self.host.keep(seq_id, self._sequences[seq_id], num_tokens, self.block_size)
+        self.free(seq_id)
+
+    def swap_in(self, seq_id: int, num_tokens: int) -> None:
+        """A swapped sequence gets tables for num_tokens tokens, all of fresh blocks; what was kept goes into the first of them
+        (`host.take_pairs()`). It uses up blocks_for(num_tokens) blocks, fewer where a window has passed some. Like a sequence
+        that was grown for a step, it must not be forked, freed or swapped out before that step is launched.
+
+        Raises NoFreeBlocks if they do not fit, KeyError for a sequence that is not swapped out, ValueError for fewer tokens than
+        were kept, or before the step that swaps it out has taken its pairs.
+        """
+        self._sequences[seq_id] = self.host.bring_back(seq_id, num_tokens, self.pool, self.groups, self.block_size)
+
     def check_integrity(self) -> None:
         """Recounts everything from the tables. Raises IntegrityError naming all that disagrees. O(blocks + table entries)."""
         faults = find_faults(self.pool, self._sequences, self.groups, self.block_size)
+        faults += self.host.find_faults(self._sequences, self.block_size)
         if self._no_growth or self._no_growth.copies:
             faults.append("the shared empty growth was changed by a caller")
         if faults:

@@ -72,6 +72,10 @@ class AdminService(PolicyHandlers, OverrideHandlers):
             preemptions=pong.preemptions,
             policy_generation=pong.policy_generation,
             pid=facts.pid,
+            swaps_out=pong.swaps_out,
+            swaps_in=pong.swaps_in,
+            host_blocks_used=pong.host_blocks_used,
+            host_blocks_total=facts.num_host_blocks,
         )
 
 

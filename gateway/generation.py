@@ -22,6 +22,7 @@ Write = Callable[[pb.GenerateEvent], Awaitable[None]]
 _KINDS: Mapping[str, pb.PreemptionKind] = {
     "paused": pb.PREEMPTION_KIND_PAUSED,
     "recomputed": pb.PREEMPTION_KIND_RECOMPUTED,
+    "swapped": pb.PREEMPTION_KIND_SWAPPED,
 }
 _REASONS: Mapping[str, pb.PreemptionReason] = {
     "higher_rank": pb.PREEMPTION_REASON_HIGHER_RANK,
@@ -122,7 +123,7 @@ class Generation:
 
         Counted here as well as at the end, because a stop string ends the stream without the worker's own figures.
         """
-        if preempted.kind == "recomputed":
+        if preempted.kind in ("recomputed", "swapped"):
             self._usage.preemptions += 1
         if not self._facts.lifecycle_events:
             return

@@ -75,7 +75,9 @@ class GatewayMetrics:
         self.cached_tokens = counter("prompt_tokens_cached", "Of those, taken from the prefix cache.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.recomputed_tokens = counter("recomputed_tokens", "Tokens computed again after evictions, of requests that ended.")
-        self.preemptions = counter("num_preemptions", "Times a request was evicted (recomputed) or paused noticeably.", "kind")
+        self.preemptions = counter(
+            "num_preemptions", "Times a request was evicted (recomputed, swapped) or paused noticeably.", "kind"
+        )
         self.success = counter("request_success", "Requests that finished: stop or length.", "finished_reason")
         self.failures = counter("request_failures", "Requests that ended otherwise after they had been queued.", "reason")
         self.refusals = counter("request_refusals", "Requests that were never queued, by the reason they were told.", "reason")
@@ -204,7 +206,7 @@ class RequestObservation:
             self._tokens(len(delta.token_ids))
         if delta.HasField("preempted"):
             self._metrics.preemptions.labels(_kind(delta.preempted.kind), *self._who()).inc()
-            if delta.preempted.kind == "recomputed":
+            if delta.preempted.kind in ("recomputed", "swapped"):
                 self.enter(State.WAITING)
         if delta.HasField("ended") and delta.ended.recomputed_tokens:
             self._metrics.recomputed_tokens.labels(*self._who()).inc(delta.ended.recomputed_tokens)
@@ -253,4 +255,4 @@ class _RequestsInState(Collector):
 
 def _kind(kind: str) -> str:
     """A closed set, whatever the worker says."""
-    return kind if kind in ("recomputed", "paused") else "unknown"
+    return kind if kind in ("recomputed", "swapped", "paused") else "unknown"

@@ -48,6 +48,10 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("fairlane_worker_epoch", "Times the worker process has been started.", value=facts.epoch)
         yield CounterMetricFamily("fairlane_worker_steps", "Engine steps since the worker's start.", value=pong.step_id)
         yield CounterMetricFamily("fairlane_worker_preemptions", "Evictions since the worker's start.", value=pong.preemptions)
+        swaps = CounterMetricFamily("fairlane_worker_swaps", "Sequences moved to host memory and back.", labels=("direction",))
+        swaps.add_metric(("out",), pong.swaps_out)
+        swaps.add_metric(("in",), pong.swaps_in)
+        yield swaps
         running = "How long the current engine step has been running; 0 when idle."
         yield GaugeMetricFamily("fairlane_worker_step_running_seconds", running, value=pong.step_running_s)
         text = "Requests of all gateways in the engine."
@@ -64,6 +68,10 @@ class WorkerCollector(Collector):
         blocks.add_metric(("cached",), pong.blocks_cached)
         blocks.add_metric(("free",), max(0, facts.num_blocks - pong.blocks_used - pong.blocks_cached))
         yield blocks
+        host = GaugeMetricFamily("fairlane_host_kv_blocks", "KV blocks of host memory, for swapped requests.", labels=("state",))
+        host.add_metric(("used",), pong.host_blocks_used)
+        host.add_metric(("free",), max(0, facts.num_host_blocks - pong.host_blocks_used))
+        yield host
         domains = GaugeMetricFamily("fairlane_kv_blocks_by_domain", "Used KV blocks by cache domain.", labels=("domain",))
         for domain, count in largest(pong.blocks_by_domain, pong.blocks_used, self._max_domains).items():
             domains.add_metric((domain,), count)

@@ -11,7 +11,8 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker's Welcome. num_blocks: blocks a request may use; epoch grows with each start of the worker process."""
+    """One worker's Welcome. num_blocks: blocks a request may use; num_host_blocks: in host memory, for those swapped out; epoch
+    grows with each start of the worker process."""
 
     worker_id: str
     epoch: int
@@ -22,6 +23,7 @@ class WorkerFacts:
     num_blocks: int
     eos_token_ids: frozenset[int]
     pid: int
+    num_host_blocks: int = 0
 
     @staticmethod
     def of(welcome: pb.Welcome) -> WorkerFacts:
@@ -39,6 +41,7 @@ class WorkerFacts:
             welcome.num_blocks,
             frozenset(welcome.eos_token_ids),
             welcome.pid,
+            welcome.num_host_blocks,
         )
 
 

@@ -47,7 +47,9 @@ class EngineDriver:
     ) -> None:
         info = executor.info
         self.clock = clock
-        self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=prefix_caching)
+        self.blocks = BlockManager(
+            info.num_blocks, info.block_size, enable_prefix_caching=prefix_caching, num_host_blocks=info.num_host_blocks
+        )
         self.scheduler = Scheduler(limits, self.blocks, make_policy(NO_POLICY), clock)
         self.engine = Engine(self.scheduler, executor, clock, self, self, depth)
         self.transcripts: dict[RequestId, Transcript] = {}

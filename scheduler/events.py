@@ -19,6 +19,7 @@ class EndReason(Enum):
 
 class PreemptionKind(Enum):
     PAUSED = "paused"
+    SWAPPED = "swapped"
     RECOMPUTED = "recomputed"
 
 

@@ -13,8 +13,8 @@ from fairlane.scheduler.output import ScheduleOutput, StepResult
 class ExecutorInfo:
     """Facts about the loaded model and its KV cache.
 
-    num_blocks counts the null block 0, so num_blocks - 1 can be allocated. max_model_len: most tokens of one sequence,
-    prompt and output together.
+    num_blocks counts the null block 0, so num_blocks - 1 can be allocated; num_host_blocks: in host memory, for sequences that
+    are swapped out. max_model_len: most tokens of one sequence, prompt and output together.
     """
 
     model: str
@@ -23,6 +23,7 @@ class ExecutorInfo:
     block_size: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]
+    num_host_blocks: int = 0
 
 
 class StepError(Exception):
@@ -38,7 +39,8 @@ class Executor(Protocol):
     def launch(self, output: ScheduleOutput) -> Any:
         """Starts a step and returns a handle for result(). May be called again before result(), up to the pipeline depth.
 
-        Raises StepError if the step could not be started; its diffs (slots, tables) count as applied all the same.
+        Raises StepError if the step could not be started; its diffs (slots, tables) count as applied all the same. What it was to
+        swap out counts as lost, as with a step that fails in result().
         """
 
     def result(self, handle: Any) -> StepResult:

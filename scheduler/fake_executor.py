@@ -68,6 +68,7 @@ class FakeExecutor:
         self._fail_steps = fail_steps
         self._fail_launches = fail_launches
         self._memory: list[list[int | None]] = [[None] * info.block_size for _ in range(info.num_blocks)]
+        self._host: dict[int, list[int | None]] = {}  # what was swapped out and not yet in again
         self._slots: dict[int, _Slot] = {}
         self._results: deque[StepResult] = deque()
 
@@ -85,8 +86,7 @@ class FakeExecutor:
         if output.grown_slots:
             for slot, block in zip(output.grown_slots, output.grown_blocks[0], strict=True):
                 self._slots[slot].table.append(block)
-        for source, destination in output.copies:
-            self._memory[destination] = list(self._memory[source])
+        self._move(output)
         decodes = [ScheduledSequence(slot, len(self._slots[slot].tokens) - 1, 1, True) for slot in output.decode_slots]
         entries = [*output.scheduled, *decodes]
         if len({entry.slot for entry in entries}) != len(entries):
@@ -115,6 +115,18 @@ class FakeExecutor:
         if new.slot in self._slots:
             raise ValueError(f"slot {new.slot} is taken")
         self._slots[new.slot] = _Slot(list(new.token_ids), list(new.block_tables[0]))
+
+    def _move(self, output: ScheduleOutput) -> None:
+        hosts = [host for _, host in output.swap_out] + [host for host, _ in output.swap_in]
+        if len(set(hosts)) != len(hosts) or not all(0 <= host < self._info.num_host_blocks for host in hosts):
+            raise ValueError(f"host blocks {hosts} are named twice in a step, or there are none such")
+        fails = output.step_id in self._fail_steps | self._fail_launches  # a failed step keeps nothing
+        for device, host in output.swap_out:
+            self._host[host] = [None] * self._info.block_size if fails else list(self._memory[device])
+        for source, destination in output.copies:
+            self._memory[destination] = list(self._memory[source])
+        for host, device in output.swap_in:
+            self._memory[device] = self._host.pop(host)
 
     def _compute(self, entry: ScheduledSequence) -> list[int]:
         slot = self._slots[entry.slot]

@@ -49,10 +49,13 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class ScheduleOutput:
-    """One step. The runner applies it in this order: released slots, new, appends, growth, copies, then it computes `scheduled`
-    and `decode_slots`, which name a slot once between them. Lists may be shared with other steps: read-only.
+    """One step. The runner applies it in this order: released slots, new, appends, growth, swap_out, copies, swap_in, then it
+    computes `scheduled` and `decode_slots`, which name a slot once between them. Lists may be shared with other steps: read-only.
 
     copies: (source, destination) block ids, to be copied in every layer before anything is written.
+    swap_out: (device block, host block), read as all steps before left it and before anything of this one is written: the device
+    block may be another's already. swap_in: (host block, device block), in place before the step reads it; a host block that an
+    earlier step swaps out has what that step gave it. No host block is in both.
     decode_slots: compute the last token the runner knows of each of these and sample the next one.
     grown_slots, grown_blocks: as appends, in columns: grown_blocks[g][i] goes to the end of grown_slots[i]'s table of group g.
     """
@@ -66,6 +69,8 @@ class ScheduleOutput:
     decode_slots: list[int] = field(default_factory=list)
     grown_slots: list[int] = field(default_factory=list)
     grown_blocks: list[list[int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -83,6 +88,8 @@ class ScheduleOutput:
             "decode_slots": list(self.decode_slots),
             "grown_slots": list(self.grown_slots),
             "grown_blocks": [list(blocks) for blocks in self.grown_blocks],
+            "swap_out": [list(pair) for pair in self.swap_out],
+            "swap_in": [list(pair) for pair in self.swap_in],
         }
 
     @classmethod
@@ -101,6 +108,8 @@ class ScheduleOutput:
             decode_slots=list(plain["decode_slots"]),
             grown_slots=list(plain["grown_slots"]),
             grown_blocks=[list(blocks) for blocks in plain["grown_blocks"]],
+            swap_out=[(device, host) for device, host in plain["swap_out"]],
+            swap_in=[(host, device) for host, device in plain["swap_in"]],
         )
 
 

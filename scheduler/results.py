@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
-    its cost in cost units."""
+    swapped: whom it swaps out; its cost in cost units."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
     lane: list[Sequence]
+    swapped: list[Sequence]
     cost: int
 
 
@@ -37,6 +38,8 @@ def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -
                 _append(scheduler, sequence, tokens)
     if step.lane:
         _take_column(scheduler, step.lane, result, len(step.sequences))
+    for sequence in step.swapped:
+        sequence.steps_in_flight -= 1
 
 
 def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None:
@@ -50,6 +53,9 @@ def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None
         if sequence.status is not SequenceStatus.FINISHED:
             scheduler.forget(sequence)
             scheduler.finish(sequence, EndReason.FAILED, error=("STEP_FAILED", message))
+    for sequence in step.swapped:
+        sequence.steps_in_flight -= 1
+        scheduler.swaps.lose(sequence)
 
 
 def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResult, num_entries: int) -> None:

@@ -15,7 +15,7 @@ from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
 from fairlane.scheduler.census import Census, largest
 from fairlane.scheduler.cost import TokensCost
-from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
+from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
@@ -25,6 +25,7 @@ from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
+from fairlane.scheduler.swaps import Swaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class SchedulerLimits:
     tokens; at least max_num_seqs, so that a full decode batch still leaves a token for whoever ranks first.
     max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free, so
     that running sequences can grow. max_skips: steps a waiting head may be passed over before nothing overtakes it.
-    lookahead: heads that do not fit which one step may pass over.
+    lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
+    fewer than these again is not swapped to host memory.
     """
 
     max_num_seqs: int = 64
@@ -46,6 +48,7 @@ class SchedulerLimits:
     watermark: float = 0.01
     max_skips: int = 16
     lookahead: int = 8
+    min_swap_tokens: int = 128
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -68,6 +71,9 @@ class SchedulerStats:
     fragmentation_rate: float
     preemptions: int
     recomputed_tokens: int
+    swaps_out: int
+    swaps_in: int
+    host_blocks_used: int
     policy_generation: int
     running_by_tier: Mapping[str, int]
     waiting_by_tier: Mapping[str, int]
@@ -86,6 +92,7 @@ class Scheduler:
         self.policy_generation = 0
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
+        self.swaps = Swaps(blocks, limits.min_swap_tokens)
         self.settlement: Settlement | None = None
         self.cost = TokensCost()
         self.census = Census()
@@ -150,10 +157,12 @@ class Scheduler:
         """The one way out: releases everything the sequence holds and records its terminal outcome."""
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
+            self.swaps.drop(sequence)
             self.census.waits(sequence, -1)
             self._unsettle_unless_only_a_slot_helps()
         else:
-            self._release(sequence)
+            self._leave(sequence)
+            self.blocks.free(sequence.request_id)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -166,13 +175,13 @@ class Scheduler:
         if self.settlement is not None and not self.settlement.only_a_slot_helps:
             self.settlement = None
 
-    def _release(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> None:
+        """A running sequence gives back everything but its blocks."""
         self.settlement = None
         self.lane.leave([sequence], self.policy)
         self.commit(sequence)
         self.policy.on_release(sequence)
         self.census.runs(sequence, -1)
-        self.blocks.free(sequence.request_id)
         self._released_slots.append(self.running.remove(sequence))
 
     def admit(self, sequence: Sequence) -> None:
@@ -184,12 +193,12 @@ class Scheduler:
         self.census.waits(sequence, -1)
         self.census.runs(sequence, 1)
 
-    def requeue(self, sequence: Sequence) -> None:
-        """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens."""
+    def requeue(self, sequence: Sequence) -> PreemptionKind:
+        """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens, and with what it has
+        computed if that was worth swapping."""
         now_s = self._clock.now()
-        self._release(sequence)
-        sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
-        sequence.num_computed_tokens = sequence.num_retired_tokens = 0
+        self._leave(sequence)
+        swapped = self.swaps.evict(sequence)
         sequence.lease_until_tokens = 0
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
@@ -197,6 +206,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        return PreemptionKind.SWAPPED if swapped else PreemptionKind.RECOMPUTED
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -219,7 +229,7 @@ class Scheduler:
         finally:
             self.policy.end_step()
         placed = step.placement
-        if not placed.sequences and not step.places_lane:
+        if not placed.sequences and not step.places_lane and not self.swaps.leaving:
             return None
         output = self._launch(placed, with_lane=step.places_lane)
         self.lane.joining = placed.sequences
@@ -252,7 +262,8 @@ class Scheduler:
             if self.lane.has_done:  # the next step has a seat more, even if their last tokens are still out
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
-        self._launched.append(LaunchedStep(output, sequences, members, cost))
+        swapped = self.swaps.launch(output)
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -354,6 +365,9 @@ class Scheduler:
             fragmentation_rate=self.blocks.fragmentation_rate(),
             preemptions=self.num_preemptions,
             recomputed_tokens=self.num_recomputed_tokens,
+            swaps_out=self.swaps.num_out,
+            swaps_in=self.swaps.num_in,
+            host_blocks_used=self.blocks.host.num_used_blocks,
             policy_generation=self.policy_generation,
             running_by_tier=self.census.running_by_tier.copy(),
             waiting_by_tier=self.census.waiting_by_tier.copy(),
@@ -372,11 +386,15 @@ class Scheduler:
             holds = self.blocks.has(sequence.request_id)
             if holds != (sequence.status is SequenceStatus.RUNNING):
                 raise RuntimeError(f"{sequence!r} {'holds' if holds else 'lacks'} blocks")
+            kept = self.blocks.host.holds(sequence.request_id)
+            if kept != (sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens > 0):
+                raise RuntimeError(f"{sequence!r} {'is' if kept else 'is not'} swapped out")
         self._check_steps_in_flight()
         self.lane.check_integrity(self.running)
 
     def _check_steps_in_flight(self) -> None:
-        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane))
+        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane, *step.swapped))
+        out.update(self.swaps.leaving)
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:
                 raise RuntimeError(f"{sequence!r} counts {sequence.steps_in_flight} steps in flight, there are {out[sequence]}")

@@ -23,12 +23,12 @@ def pause(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:
         delta(sequence).preempted = (PreemptionKind.PAUSED, PreemptionReason.HIGHER_RANK)
 
 
-def evicted(sequence: Sequence, reason: PreemptionReason, now_s: float, delta: DeltaOf) -> None:
+def evicted(sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float, delta: DeltaOf) -> None:
     """It has lost its blocks."""
     if sequence.stalled_since_s is None:
         sequence.stalled_since_s = now_s
     sequence.stall_announced = True
-    delta(sequence).preempted = (PreemptionKind.RECOMPUTED, reason)
+    delta(sequence).preempted = (kind, reason)
 
 
 def end_stall(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:

@@ -278,15 +278,15 @@ class StepPass:
     def _consider_waiting(self, sequence: Sequence) -> None:
         """Admits the waiting head or passes it over."""
         if sequence.steps_in_flight or sequence in self._evicted:
-            # Evicted with a step still out: its tokens must be back before it is sent in full. Evicted in this very step:
-            # others were placed on the strength of it.
+            # Evicted with a step still out: its tokens, and what that step swaps, must be back before it is sent in full.
+            # Evicted in this very step: others were placed on the strength of it.
             self._settled = False
             self._policy.skip(sequence)
             return
         if self._release_pausable(sequence):
             return
         hit = self._lookup(sequence)
-        if self._chunk(sequence, sequence.num_tokens - _length(hit)) <= 0:
+        if self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
             self._dissolve_lane()
@@ -299,6 +299,8 @@ class StepPass:
     def _lookup(self, sequence: Sequence) -> PrefixHit | None:
         if not (self._blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
             return None  # hashing costs more than a lookup
+        if sequence.num_computed_tokens:
+            return None  # swapped out: all it had comes back, bit by bit
         sequence.chain.extend(sequence.token_ids)
         return self._blocks.lookup(sequence.chain, sequence.num_tokens)
 
@@ -357,13 +359,14 @@ class StepPass:
         for overtaken in self._passed_over:
             overtaken.num_skips += 1
         self._passed_over.clear()
-        num_cached = _length(hit)
-        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
-        self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
+        num_cached = 0 if hit is None else hit.num_tokens
+        num_tokens = self._chunk(sequence, sequence.num_tokens - _present(sequence, hit))
+        if not self._scheduler.swaps.bring_back(sequence):
+            self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
+            sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
+            self._announce_start(sequence, num_cached)
         self._scheduler.admit(sequence)
-        sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
         sequence.num_chunks = sequence.num_skips = 0
-        self._announce_start(sequence, num_cached)
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
 
@@ -432,9 +435,10 @@ class StepPass:
                     self._pausable_decodes -= 1
                 else:
                     self._decodes_ahead -= 1
-            self._scheduler.requeue(victim)
-            evicted(victim, reason, self._now_s, self._scheduler.delta)
+            kind = self._scheduler.requeue(victim)
+            evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
 
 
-def _length(hit: PrefixHit | None) -> int:
-    return 0 if hit is None else hit.num_tokens
+def _present(sequence: Sequence, hit: PrefixHit | None) -> int:
+    """Tokens of a waiting sequence that need not be computed: swapped out, or in the prefix cache."""
+    return sequence.num_computed_tokens if hit is None else hit.num_tokens

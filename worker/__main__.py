@@ -106,7 +106,12 @@ class _ShownScheduler(Scheduler):
 def build_scheduler(config: WorkerConfig, executor: Executor, clock: Clock) -> Scheduler:
     """A scheduler over the executor's blocks. Raises ValueError for limits that contradict each other."""
     info = executor.info
-    blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
+    blocks = BlockManager(
+        info.num_blocks,
+        info.block_size,
+        enable_prefix_caching=config.prefix_caching,
+        num_host_blocks=info.num_host_blocks,
+    )
     kind = _ShownScheduler if config.device is Device.CUDA else Scheduler
     return kind(limits_of(config, info.max_model_len), blocks, make_policy(NO_POLICY), clock)
 

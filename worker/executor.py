@@ -15,6 +15,8 @@ from fairlane.clock import Clock
 from fairlane.scheduler.executor import ExecutorInfo, StepError
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.config import WorkerConfig
+from fairlane.worker.host_cache import CpuHostCache
+from fairlane.worker.host_memory import num_host_blocks_for
 from fairlane.worker.input_batch import InputBatch
 from fairlane.worker.kv_cache import KVCache, num_blocks_for
 from fairlane.worker.loading import load_model
@@ -44,13 +46,21 @@ class LocalExecutor:
         num_blocks = config.num_blocks or num_blocks_for(
             config.kv_cache or _KV_CACHE, loaded.config, config.block_size, loaded.dtype
         )
+        num_host_blocks = num_host_blocks_for(config.host_kv_cache, loaded.config, config.block_size, loaded.dtype)
         with torch.inference_mode():
             cache = KVCache(loaded.config, num_blocks, config.block_size, loaded.dtype, loaded.device)
+            host = CpuHostCache(cache, num_host_blocks)
         slots, vocab = max(config.max_num_resident, config.max_num_seqs), loaded.config.vocab_size
         batch = InputBatch(slots, loaded.max_model_len, config.block_size, num_blocks, vocab, loaded.device)
-        self.runner = ModelRunner(loaded.model, cache, batch, clock)
+        self.runner = ModelRunner(loaded.model, cache, host, batch, clock)
         self._info = ExecutorInfo(
-            loaded.name, vocab, loaded.max_model_len, config.block_size, num_blocks, loaded.config.eos_token_ids
+            loaded.name,
+            vocab,
+            loaded.max_model_len,
+            config.block_size,
+            num_blocks,
+            loaded.config.eos_token_ids,
+            num_host_blocks,
         )
         self._thread = ThreadPoolExecutor(1, "model-runner", self._set_up_thread) if config.pipeline_depth else None
         self._closed = False

@@ -1,4 +1,4 @@
-"""One step, from the scheduler's ScheduleOutput to sampled tokens: apply the diffs, copy blocks, plan attention, run the layers,
+"""One step, from the scheduler's ScheduleOutput to sampled tokens: apply the diffs, move blocks, plan attention, run the layers,
 sample, remember. Threads, devices and error translation are the executor's business."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import torch
 from fairlane.clock import Clock
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention import make_backend
+from fairlane.worker.host_cache import HostCache, move_blocks
 from fairlane.worker.input_batch import InputBatch, StepInputs
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.models.llama import LlamaModel
@@ -17,14 +18,17 @@ NOT_FINITE = "the model's logits are not finite"
 
 
 class ModelRunner:
-    """Runs steps in order; `cache` is the KV cache it writes.
+    """Runs steps in order; `cache` is the KV cache it writes, `host` keeps the blocks of sequences that are swapped out.
 
     After an exception its state is that of the step's diffs applied, and it can run the next step.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, batch: InputBatch, clock: Clock, backend: str = "torch") -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, host: HostCache, batch: InputBatch, clock: Clock, backend: str = "torch"
+    ) -> None:
         self._model = model
         self.cache = cache
+        self.host = host
         self._batch = batch
         self._clock = clock
         self._attention = make_backend(backend, cache)
@@ -34,7 +38,7 @@ class ModelRunner:
         """Runs a step. Raises ValueError if it does not fit the runner's state."""
         started = self._clock.now()
         self._batch.apply(output)
-        self.cache.copy(output.copies)
+        move_blocks(output, self.cache, self.host)
         result = StepResult(output.step_id, [[] for _ in output.scheduled], [0] * len(output.decode_slots))
         if output.scheduled or output.decode_slots:
             inputs = self._batch.prepare(output.scheduled, output.decode_slots)
@@ -47,7 +51,7 @@ class ModelRunner:
     def forward_logits(self, output: ScheduleOutput) -> torch.Tensor:
         """Runs a step but samples nothing: float32 [S, V] of the sampling entries' last tokens (tests, scoring)."""
         self._batch.apply(output)
-        self.cache.copy(output.copies)
+        move_blocks(output, self.cache, self.host)
         return self._forward(self._batch.prepare(output.scheduled, output.decode_slots))
 
     @torch.inference_mode()

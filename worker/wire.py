@@ -170,4 +170,5 @@ def welcome(info: ExecutorInfo, worker_id: str, epoch: int, pid: int) -> pb.Welc
         num_blocks=info.num_blocks - 1,
         eos_token_ids=info.eos_token_ids,
         pid=pid,
+        num_host_blocks=info.num_host_blocks,
     )

@@ -94,20 +94,38 @@ def test_tokens_are_those_of_transformers_with_prefix_hits(depth: int) -> None:
         assert differences(tokens(driver, ids)) == []
 
 
+def preempt_each_once(driver: EngineDriver, ids: list[RequestId]) -> None:
+    """Runs until all have ended; each is evicted after another number of tokens."""
+    due = {request_id: 1 + 3 * index for index, request_id in enumerate(ids)}
+    while driver.turn() or driver.scheduler.num_unfinished:
+        for sequence in driver.scheduler.running.in_order(driver.scheduler.policy.rank):
+            if sequence.num_output_tokens >= due.get(sequence.request_id, 64):
+                del due[sequence.request_id]
+                driver.scheduler.requeue(sequence)
+
+
 @DEPTHS
 def test_tokens_are_those_of_transformers_when_every_sequence_is_preempted(depth: int) -> None:
     """Each loses its blocks once at a moment of its own, through the path that every eviction takes, and a pool for about
     half of them makes more lose theirs."""
     with engine(config(depth, num_blocks=130, prefix_caching=False)) as driver:
         ids = add_all(driver)
-        due = {request_id: 1 + 3 * index for index, request_id in enumerate(ids)}
-        while driver.turn() or driver.scheduler.num_unfinished:
-            for sequence in driver.scheduler.running.in_order(driver.scheduler.policy.rank):
-                if sequence.num_output_tokens >= due.get(sequence.request_id, 64):
-                    del due[sequence.request_id]
-                    driver.scheduler.requeue(sequence)
+        preempt_each_once(driver, ids)
         ends = [driver.transcripts[request_id].ended for request_id in ids]
         assert all(end is not None and end.preemptions >= 1 and end.recomputed_tokens >= 1 for end in ends)
+        assert differences(tokens(driver, ids)) == []
+
+
+@DEPTHS
+def test_tokens_are_those_of_transformers_when_every_sequence_is_swapped(depth: int) -> None:
+    """As above, but with host memory for all: nothing is computed again."""
+    with engine(config(depth, num_blocks=130, prefix_caching=False, host_kv_cache=1 << 30)) as driver:
+        ids = add_all(driver)
+        preempt_each_once(driver, ids)
+        ends = [driver.transcripts[request_id].ended for request_id in ids]
+        assert all(end is not None and end.preemptions >= 1 and end.recomputed_tokens == 0 for end in ends)
+        stats = driver.scheduler.stats()
+        assert stats.swaps_out == stats.swaps_in == stats.preemptions and stats.host_blocks_used == 0
         assert differences(tokens(driver, ids)) == []
 
 

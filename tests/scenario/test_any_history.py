@@ -1,5 +1,5 @@
-"""Whatever arrives, is aborted, preempted or paused, at whatever pipeline depth: every request gets exactly the tokens it
-would get alone, ends exactly once, and leaves no block behind. The fake model reads its context back through the block
+"""Whatever arrives, is aborted, swapped, preempted or paused, at whatever pipeline depth: every request gets exactly the tokens
+it would get alone, ends exactly once, and leaves no block behind. The fake model reads its context back through the block
 tables, so a wrong block is a wrong token."""
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def requests(draw: st.DrawFn) -> list[Request]:
     max_num_seqs=st.integers(1, 4),
     max_resident=st.integers(2, 8),
     chunk=st.sampled_from([0, 5, 16]),
+    num_host_blocks=st.sampled_from([0, 3, 10, 60]),
+    min_swap_tokens=st.sampled_from([1, 20]),
 )
 def test_every_request_gets_its_own_tokens_and_ends_once(
     asked: list[Request],
@@ -62,6 +64,8 @@ def test_every_request_gets_its_own_tokens_and_ends_once(
     max_num_seqs: int,
     max_resident: int,
     chunk: int,
+    num_host_blocks: int,
+    min_swap_tokens: int,
 ) -> None:
     driver = world(
         policy=policy,
@@ -72,6 +76,8 @@ def test_every_request_gets_its_own_tokens_and_ends_once(
         max_num_seqs=max_num_seqs,
         max_resident=max_resident,
         max_prefill_chunk=chunk,
+        num_host_blocks=num_host_blocks,
+        min_swap_tokens=min_swap_tokens,
     )
     driver.add_at_arrival(asked)
     for number, time_s in aborts.items():
@@ -92,5 +98,5 @@ def test_every_request_gets_its_own_tokens_and_ends_once(
             assert needed > num_blocks
         else:
             assert transcript.token_ids == whole
-    assert driver.blocks.num_used_blocks == 0
+    assert driver.blocks.num_used_blocks == driver.blocks.host.num_used_blocks == 0
     assert driver.scheduler.num_unfinished == 0

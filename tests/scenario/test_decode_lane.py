@@ -98,6 +98,7 @@ def outcome(driver: EngineDriver) -> dict[int, object]:
     lease_tokens=st.sampled_from([256, 60, 50]),
     fails=st.sampled_from([(), (), (9,), (4, 20)]),
     swap_s=st.sampled_from([None, None, 0.15]),
+    num_host_blocks=st.sampled_from([0, 8, 40]),
     check=st.booleans(),  # a check writes back what the lane owes its members
 )
 def test_steps_are_the_same_with_the_lane_and_without(
@@ -113,6 +114,7 @@ def test_steps_are_the_same_with_the_lane_and_without(
     lease_tokens: int,
     fails: tuple[int, ...],
     swap_s: float | None,
+    num_host_blocks: int,
     check: bool,
 ) -> None:
     nodes = (NodeShare("a/x", max_running=cap),)
@@ -130,6 +132,8 @@ def test_steps_are_the_same_with_the_lane_and_without(
             prefix_caching=False,  # else blocks are taken in another order, and other prefixes survive
             step_time=StepTime(fixed_s=0.01),
             nodes=nodes,
+            num_host_blocks=num_host_blocks,
+            min_swap_tokens=9,
             fail_steps=frozenset(fails[:1]),
             fail_launches=frozenset(fails[1:]),
             check=check,
@@ -185,6 +189,7 @@ def test_minimum_shares_let_in_the_same_with_the_lane_and_without(
     max_num_seqs=st.integers(1, 6),
     max_resident=st.integers(1, 8),
     cap=st.sampled_from([None, 1, 2]),
+    num_host_blocks=st.sampled_from([0, 8, 40]),
     check=st.booleans(),
 )
 def test_with_fair_shares_caps_and_a_prefix_cache_everybody_gets_their_own_tokens_in_good_time(
@@ -199,6 +204,7 @@ def test_with_fair_shares_caps_and_a_prefix_cache_everybody_gets_their_own_token
     max_num_seqs: int,
     max_resident: int,
     cap: int | None,
+    num_host_blocks: int,
     check: bool,
 ) -> None:
     prefix = tuple(range(1000, 1040))
@@ -218,6 +224,7 @@ def test_with_fair_shares_caps_and_a_prefix_cache_everybody_gets_their_own_token
         budget=budget,
         max_num_seqs=max_num_seqs,
         max_resident=max_resident,
+        num_host_blocks=num_host_blocks,
         check=check,
     )
     steps_of(driver, asked, aborts)  # a bound on turns
@@ -230,7 +237,8 @@ def test_with_fair_shares_caps_and_a_prefix_cache_everybody_gets_their_own_token
         assert transcript.token_ids == (whole if complete else whole[: len(transcript.token_ids)])
         refused = transcript.ended.error_reason == "KV_CAPACITY_EXCEEDED"
         assert complete or refused or one.request_id in aborts
-    assert (driver.blocks.num_used_blocks, driver.scheduler.num_unfinished) == (0, 0)
+    held = driver.blocks.num_used_blocks, driver.blocks.host.num_used_blocks, driver.scheduler.num_unfinished
+    assert held == (0, 0, 0)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

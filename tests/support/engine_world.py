@@ -86,16 +86,19 @@ def world(
     prefix_caching: bool = True,
     max_prefill_chunk: int = 0,
     check: bool = True,
+    num_host_blocks: int = 0,
+    min_swap_tokens: int = 1,
 ) -> EngineDriver:
     """An engine over num_blocks usable blocks."""
     clock = FakeClock()
-    info = ExecutorInfo("fake", VOCAB, 4096, block_size, num_blocks + 1, (2,))
+    info = ExecutorInfo("fake", VOCAB, 4096, block_size, num_blocks + 1, (2,), num_host_blocks)
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_resident=max_resident,
         max_num_batched_tokens=budget,
         max_prefill_chunk=max_prefill_chunk,
         max_model_len=info.max_model_len,
+        min_swap_tokens=min_swap_tokens,
     )
     executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps, fail_launches=fail_launches)
     policy_in_force = PolicySnapshot(1, "0" * 64, policy, tiers, within, nodes, gap_ms)

@@ -71,6 +71,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             max_model_len=512,
             block_size=16,
             num_blocks=24,
+            num_host_blocks=10,
             eos_token_ids=[EOS],
             pid=1,
         )

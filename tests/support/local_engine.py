@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @contextmanager
-def engine(config: WorkerConfig) -> Iterator[EngineDriver]:
+def engine(config: WorkerConfig, *, min_swap_tokens: int = 1) -> Iterator[EngineDriver]:
     """A driver over a LocalExecutor, with all invariants checked after every turn."""
     executor = LocalExecutor(config, FakeClock())
     limits = SchedulerLimits(
@@ -26,6 +26,7 @@ def engine(config: WorkerConfig) -> Iterator[EngineDriver]:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_chunk=config.max_prefill_chunk,
         max_model_len=executor.info.max_model_len,
+        min_swap_tokens=min_swap_tokens,
     )
     try:
         yield EngineDriver(

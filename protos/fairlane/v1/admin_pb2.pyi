@@ -16,7 +16,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("ready", "epoch", "step_id", "running", "waiting", "blocks_total", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "pid")
+    __slots__ = ("ready", "epoch", "step_id", "running", "waiting", "blocks_total", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "pid", "swaps_out", "swaps_in", "host_blocks_used", "host_blocks_total")
     READY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,10 @@ class WorkerStatus(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     POLICY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     epoch: int
     step_id: int
@@ -43,7 +47,11 @@ class WorkerStatus(_message.Message):
     preemptions: int
     policy_generation: int
     pid: int
-    def __init__(self, ready: bool = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    swaps_out: int
+    swaps_in: int
+    host_blocks_used: int
+    host_blocks_total: int
+    def __init__(self, ready: bool = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., pid: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node", "in_flight", "waiting")

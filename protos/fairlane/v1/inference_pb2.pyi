@@ -12,6 +12,7 @@ class PreemptionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREEMPTION_KIND_UNSPECIFIED: _ClassVar[PreemptionKind]
     PREEMPTION_KIND_PAUSED: _ClassVar[PreemptionKind]
     PREEMPTION_KIND_RECOMPUTED: _ClassVar[PreemptionKind]
+    PREEMPTION_KIND_SWAPPED: _ClassVar[PreemptionKind]
 
 class PreemptionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,6 +28,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PREEMPTION_KIND_UNSPECIFIED: PreemptionKind
 PREEMPTION_KIND_PAUSED: PreemptionKind
 PREEMPTION_KIND_RECOMPUTED: PreemptionKind
+PREEMPTION_KIND_SWAPPED: PreemptionKind
 PREEMPTION_REASON_UNSPECIFIED: PreemptionReason
 PREEMPTION_REASON_HIGHER_RANK: PreemptionReason
 PREEMPTION_REASON_KV_CAPACITY: PreemptionReason

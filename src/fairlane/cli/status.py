@@ -37,6 +37,14 @@ def status(
 
 
 def _worker_facts(worker: Any) -> dict[str, str]:
+    facts = _engine_facts(worker)
+    if worker.host_blocks_total:
+        swaps = f"{worker.swaps_out} swapped out, {worker.swaps_in} in again"
+        facts["host KV"] = f"{worker.host_blocks_used} used of {worker.host_blocks_total}, {swaps}"
+    return facts
+
+
+def _engine_facts(worker: Any) -> dict[str, str]:
     if not worker.pid:
         return {"worker": "not connected" + (f"; the last one was epoch {worker.epoch}" if worker.epoch else "")}
     return {

@@ -133,7 +133,7 @@ def note(lane: Lane, ask: Ask, event: pb.GenerateEvent, now_s: float) -> None:
             ask.first_s = now_s
         ask.tokens += event.tokens.num_tokens
         lane.tokens.append((now_s, event.tokens.num_tokens))
-    elif which == "preempted" and event.preempted.kind == pb.PREEMPTION_KIND_RECOMPUTED:
+    elif which == "preempted" and event.preempted.kind != pb.PREEMPTION_KIND_PAUSED:
         lane.preemptions += 1
         lane.last_preempted_s = now_s
         ask.stage = Stage.WAITING

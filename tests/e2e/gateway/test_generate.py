@@ -229,6 +229,7 @@ async def preempted_stream(service: Any, kind: str, stalled_s: float, *, wanted:
     ("kind", "stalled_s", "wanted", "seen"),
     [
         ("recomputed", 0.01, True, ["preempted", "resumed"]),
+        ("swapped", 0.01, True, ["preempted", "resumed"]),
         ("paused", 0.3, True, ["preempted", "resumed"]),
         ("recomputed", 0.3, False, []),
     ],

@@ -110,6 +110,9 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         block_utilization_ratio=0.25,
         fragmentation_rate=0.125,
         preemptions=3,
+        swaps_out=5,
+        swaps_in=4,
+        host_blocks_used=7,
         running_by_tier=[wpb.CountSpec(name="gold", count=2)],
         waiting_by_tier=[wpb.CountSpec(name="batch", count=5)],
         blocks_by_domain=[wpb.CountSpec(name="16:tenant:acme/shop0:", count=4)],
@@ -123,8 +126,10 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         seen.get("worker_requests_running", tier="gold"), seen.get("worker_requests_waiting", tier="batch"),
         seen.get("kv_blocks_by_domain", domain="tenant:acme/shop"), seen.get("kv_blocks_by_domain", domain="other"),
         seen.get("policy_generation"), seen.get("worker_restarts_total"),
+        seen.get("worker_swaps_total", direction="out"), seen.get("worker_swaps_total", direction="in"),
+        seen.get("host_kv_blocks", state="used"), seen.get("host_kv_blocks", state="free"),
     ]  # fmt: skip
-    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0]
+    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3]
     await service.worker.kill()
     await until(lambda: not service.gateway.worker.ready)
     lost = await scrape(service)

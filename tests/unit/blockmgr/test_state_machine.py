@@ -47,9 +47,18 @@ class BlockManagerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 2, 3, 4]),
         groups=st.sampled_from(GROUPS),
         caching=st.sampled_from([True] * 7 + [False]),
+        num_host_blocks=st.sampled_from([0, 3, 6, 20]),
     )
-    def start(self, num_blocks: int, block_size: int, groups: tuple[KVGroup, ...], caching: bool) -> None:
-        self.manager = BlockManager(num_blocks, block_size, groups=groups, enable_prefix_caching=caching)
+    def start(self, num_blocks: int, block_size: int, groups: tuple[KVGroup, ...], caching: bool, num_host_blocks: int) -> None:
+        self.manager = BlockManager(
+            num_blocks, block_size, groups=groups, enable_prefix_caching=caching, num_host_blocks=num_host_blocks
+        )
+        self.host_blocks = set(range(num_host_blocks))
+        self.host_slots: dict[tuple[int, int], Content | None] = {}  # (host block, slot) -> what was copied there
+        self.swapped: dict[int, tuple[ModelSequence, int]] = {}  # and how many host blocks it has
+        self.leaving = 0  # host blocks that the next step still reads
+        self.on_their_way: set[int] = set()  # swapped out since the last step
+        self.coming_back: set[int] = set()  # swapped in since the last step: not to be touched before the next
         self.usable = set(range(1, num_blocks))
         self.size, self.groups, self.caching = block_size, groups, caching
         self.sequences: dict[int, ModelSequence] = {}
@@ -208,11 +217,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.manager.allocate(self.next_id, sequence.domain, len(sequence.tokens), hit)
             assert not self.manager.has(self.next_id)
 
+    def pick(self, data: st.DataObject) -> int:
+        """A sequence whose blocks are there."""
+        seq_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        if seq_id in self.coming_back:
+            self.launch()
+        return seq_id
+
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), chunk=st.integers(1, 6), token=st.integers(0, 1), commit=st.booleans())
     def step(self, data: st.DataObject, chunk: int, token: int, commit: bool) -> None:
         """Computes a chunk of what is pending, or, when nothing is, decodes one more token."""
-        seq_id, sequence = data.draw(st.sampled_from(sorted(self.sequences.items(), key=lambda item: item[0])))
+        seq_id = self.pick(data)
+        sequence = self.sequences[seq_id]
         if sequence.num_computed == len(sequence.tokens):
             sequence.tokens.append(token)
             sequence.chain.extend(sequence.tokens)
@@ -233,7 +250,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=6))
     def decode(self, data: st.DataObject, tokens: list[int]) -> None:
         """Catches up, then several tokens one by one."""
-        self.decode_tokens(data.draw(st.sampled_from(sorted(self.sequences))), tokens)
+        self.decode_tokens(self.pick(data), tokens)
 
     def decode_tokens(self, seq_id: int, tokens: list[int]) -> None:
         """Each step is committed after the next one was prepared, as behind a pipelined engine."""
@@ -273,6 +290,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.manager.grow(seq_id, end, start)
             return False
         growth = self.manager.grow(seq_id, end, start)
+        self.launch()
         for number, index in passed:
             sequence.tables[number][index] = 0
         for number, index in {(number, index) for number in range(len(self.groups)) for index in written}:
@@ -315,13 +333,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        self.commit_computed(data.draw(st.sampled_from(sorted(self.sequences))))
+        self.commit_computed(self.pick(data))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
     def rewind(self, data: st.DataObject, tokens: list[int]) -> None:
         """Goes back and writes other tokens over what was computed, committed or shared; no further than windows allow."""
-        seq_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        seq_id = self.pick(data)
         old = self.sequences[seq_id]
         start = data.draw(st.integers(0, old.num_computed))
         for group, table in zip(self.groups, old.tables, strict=True):
@@ -339,7 +357,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: 0 < len(self.sequences) < 8)
     @rule(data=st.data(), mine=st.lists(st.integers(0, 1), max_size=4), parents=st.lists(st.integers(0, 1), max_size=4))
     def fork(self, data: st.DataObject, mine: list[int], parents: list[int]) -> None:
-        parent_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        parent_id = self.pick(data)
         parent = self.sequences[parent_id]
         child_id, self.next_id = self.next_id, self.next_id + 1
         self.manager.fork(parent_id, child_id)
@@ -353,7 +371,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         """Finished, preempted or aborted: all the same to the blocks."""
-        self.free_one(data.draw(st.sampled_from(sorted(self.sequences))))
+        self.free_one(self.pick(data))
 
     def free_one(self, seq_id: int) -> None:
         before = self.free_blocks()
@@ -368,7 +386,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step_fails(self, data: st.DataObject) -> None:
         """The step leaves rubbish in everything it was to write, and the sequence ends."""
-        seq_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        self.launch()
+        seq_id = self.pick(data)
         held = {block for block, owners in self.owners().items() if seq_id in owners}
         mine = {block for block, owners in self.owners().items() if owners == {seq_id}}
         self.manager.forget(seq_id)
@@ -376,11 +395,93 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.slots = {key: content for key, content in self.slots.items() if key[0] not in mine}
         self.free_one(seq_id)
 
+    # ---- host memory -----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def launch(self) -> None:
+        """A step begins: what it has to swap out is read before what it has to swap in is written."""
+        out, back = self.manager.host.take_pairs()
+        hosts = [host for _, host in out] + [host for host, _ in back]
+        assert len(set(hosts)) == len(hosts) and set(hosts) <= self.host_blocks
+        assert len({device for _, device in back}) == len(back)
+        before = dict(self.slots)
+        for host, device in back:
+            for slot in range(self.size):
+                content = self.host_slots.pop((host, slot))  # read once: nobody else's
+                self.slots.pop((device, slot), None)
+                if content is not None:
+                    self.slots[device, slot] = content
+        for device, host in out:
+            for slot in range(self.size):
+                self.host_slots[host, slot] = before.get((device, slot))
+        self.leaving = 0
+        self.on_their_way.clear()
+        self.coming_back.clear()
+
+    @precondition(lambda self: self.sequences and self.host_blocks)
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        seq_id = self.pick(data)
+        sequence = self.sequences[seq_id]
+        entries = [table[: self.blocks(sequence.num_computed)] for table in sequence.tables]
+        needed = sum(1 for row in entries for block in row if block)
+        room = len(self.host_blocks) - self.leaving - sum(count for _, count in self.swapped.values())
+        assert self.manager.can_swap_out(seq_id, sequence.num_computed) == (0 < needed <= room)
+        if needed > room:
+            with pytest.raises(NoFreeBlocks) as error:
+                self.manager.swap_out(seq_id, sequence.num_computed)
+            assert (error.value.needed, error.value.free) == (needed, room)
+            return
+        self.manager.swap_out(seq_id, sequence.num_computed)
+        self.swapped[seq_id] = (self.sequences.pop(seq_id), needed)
+        self.on_their_way.add(seq_id)
+        assert not self.manager.has(seq_id) and self.manager.host.holds(seq_id)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data(), ahead=st.integers(0, 3))
+    def swap_in(self, data: st.DataObject, ahead: int) -> None:
+        """With room for what it has computed, or for more."""
+        seq_id = data.draw(st.sampled_from(sorted(self.swapped)))
+        sequence, count = self.swapped[seq_id]
+        num_tokens, free = max(1, sequence.num_computed + ahead), self.free_blocks()
+        if seq_id in self.on_their_way and count:
+            with pytest.raises(ValueError, match="on its way out"):
+                self.manager.swap_in(seq_id, num_tokens)
+            self.launch()
+        passed = [sum(not block for block in table) for table in sequence.tables]
+        passed = [min(done, self.blocks(sequence.num_computed)) for done in passed]
+        needed = sum(self.blocks(num_tokens) - done for done in passed)
+        if needed > len(free):
+            with pytest.raises(NoFreeBlocks) as error:
+                self.manager.swap_in(seq_id, num_tokens)
+            assert (error.value.needed, error.value.free) == (needed, len(free))
+            return
+        self.manager.swap_in(seq_id, num_tokens)
+        sequence.tables = [self.manager.block_table(seq_id, number) for number in range(len(self.groups))]
+        assert [table[:done] for table, done in zip(sequence.tables, passed, strict=True)] == [[0] * done for done in passed]
+        fresh = [block for table, done in zip(sequence.tables, passed, strict=True) for block in table[done:]]
+        assert len(fresh) == needed
+        self.taken(fresh, free)
+        sequence.num_covered, sequence.num_considered = num_tokens, 0
+        self.sequences[seq_id] = sequence
+        del self.swapped[seq_id]
+        self.leaving += count
+        self.coming_back.add(seq_id)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swapped_one_ends(self, data: st.DataObject) -> None:
+        seq_id = data.draw(st.sampled_from(sorted(self.swapped)))
+        self.manager.host.drop(seq_id)
+        del self.swapped[seq_id]
+        with pytest.raises(KeyError):
+            self.manager.host.drop(seq_id)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.manager.reset_prefix_cache()
         self.known.clear()
-        for sequence in self.sequences.values():
+        for sequence in [*self.sequences.values(), *(sequence for sequence, _ in self.swapped.values())]:
             sequence.may_register = False
 
     # ---- what must hold after every rule ---------------------------------------------------------------------------------
@@ -406,6 +507,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert manager.num_free_blocks == len(free)
         assert manager.num_cached_blocks == len(free & set(self.known.values()))
         assert manager.block_utilization_ratio() == (len(self.usable) - len(free)) / len(self.usable)
+
+    @invariant()
+    def host_blocks_are_counted(self) -> None:
+        host, counts = self.manager.host, dict.fromkeys(DOMAINS, 0)
+        for sequence, count in self.swapped.values():
+            counts[sequence.domain] += count
+        assert host.usage.counts == {domain: count for domain, count in counts.items() if count}
+        assert host.num_used_blocks == sum(counts.values()) + self.leaving == len(self.host_blocks) - host.num_free_blocks
 
     @invariant()
     def domains_are_apart_and_counted(self) -> None:
@@ -437,9 +546,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
             return
+        self.launch()
         for seq_id in list(self.sequences):
             self.free_one(seq_id)
+        for seq_id in self.swapped:
+            self.manager.host.drop(seq_id)
         self.manager.check_integrity()
+        assert (self.manager.host.num_used_blocks, self.manager.host.usage.counts) == (0, {})
         assert self.manager.num_free_blocks == self.manager.num_usable_blocks
         assert self.manager.domains() == {}
 

@@ -192,6 +192,14 @@ def test_status_shows_the_state_and_uses_the_admin_key(server: tuple[Scripted, s
     assert (as_json["worker"]["epoch"], as_json["draining"], set(scripted.keys)) == ("2", False, {f"Bearer {demo.admin}"})
 
 
+def test_status_shows_host_memory_where_a_worker_swaps(server: tuple[Scripted, str], demo: DemoKeys) -> None:
+    scripted, target = server
+    without = run("status", "--target", target, "--state-dir", str(demo.path.parent)).stdout
+    scripted.worker = admin_pb2.WorkerStatus(pid=7, host_blocks_total=64, host_blocks_used=9, swaps_out=5, swaps_in=3)
+    shown = run("status", "--target", target, "--state-dir", str(demo.path.parent)).stdout
+    assert re.search(r"host KV\s+9 used of 64, 5 swapped out, 3 in again", shown) and "host KV" not in without
+
+
 def test_a_lost_worker_is_shown_as_not_connected(server: tuple[Scripted, str], demo: DemoKeys) -> None:
     scripted, target = server
     scripted.worker = admin_pb2.WorkerStatus(epoch=3)

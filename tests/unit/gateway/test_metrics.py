@@ -120,9 +120,12 @@ def test_a_request_is_waiting_or_running_and_in_the_end_neither(metrics: Gateway
         look()
         observation.offer(pb.Delta(resumed_after_s=1.0))
         look()
+        observation.offer(pb.Delta(preempted=pb.PreemptedDelta(kind="swapped")))
+        look()
     look()
-    assert seen == [(None, None), (1, None), (0, 1), (0, 1), (1, 0), (0, 1), (0, 0)]
-    assert value(metrics, "num_preemptions_total", kind="recomputed", **WHO) == 1.0
+    assert seen == [(None, None), (1, None), (0, 1), (0, 1), (1, 0), (0, 1), (1, 0), (0, 0)]
+    kinds = [value(metrics, "num_preemptions_total", kind=kind, **WHO) for kind in ("recomputed", "swapped", "paused")]
+    assert kinds == [1.0, 1.0, 1.0]
 
 
 def test_an_error_before_the_queue_is_a_refusal_and_after_it_a_failure(metrics: GatewayMetrics) -> None:

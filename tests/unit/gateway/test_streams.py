@@ -162,7 +162,8 @@ async def test_a_stop_string_after_a_preemption_still_tells_of_it() -> None:
     stream = Stream(coalesce_s=0, stop=["D"])
     lost = wpb.Delta(preempted=wpb.PreemptedDelta(kind="recomputed", reason="higher_rank"))
     paused = wpb.Delta(preempted=wpb.PreemptedDelta(kind="paused", reason="higher_rank"))
-    await stream.offer(STARTED, tokens(65), lost, wpb.Delta(resumed_after_s=0.1), paused, tokens(66), lost, tokens(67, 68))
+    moved = wpb.Delta(preempted=wpb.PreemptedDelta(kind="swapped", reason="higher_rank"))
+    await stream.offer(STARTED, tokens(65), lost, wpb.Delta(resumed_after_s=0.1), paused, tokens(66), moved, tokens(67, 68))
     await stream.task
     output, finished = stream.events[-2].output_finished, stream.events[-1].finished
     assert (output.stop_string, finished.usage.preemptions, finished.usage.completion_tokens) == ("D", 2, 4)

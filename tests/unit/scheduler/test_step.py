@@ -290,6 +290,8 @@ def test_an_output_survives_the_trip_to_another_rank_as_plain_values() -> None:
     driver.add(request(1, prompt=20, max_tokens=20))
     first, second = outputs(driver, 2)
     first.copies.append((3, 4))
+    first.swap_out.append((5, 0))
+    second.swap_in.append((0, 7))
     for output in (first, second):
         plain = json.loads(json.dumps(output.to_plain()))
         assert ScheduleOutput.from_plain(plain) == output
