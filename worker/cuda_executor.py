@@ -15,9 +15,12 @@ from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_memory import is_out_of_memory, num_blocks_beside, out_of_memory, run_largest_step
 from fairlane.worker.cuda_runner import CudaRunner, CudaStep
+from fairlane.worker.cuda_swap import CudaHostCache, PinnedBlocks
 from fairlane.worker.errors import ModelLoadError
-from fairlane.worker.kv_cache import KVCache, num_blocks_for
+from fairlane.worker.host_memory import num_host_blocks_for
+from fairlane.worker.kv_cache import KVCache, block_shape, num_blocks_for
 from fairlane.worker.loading import LoadedModel, load_model
+from fairlane.worker.side_stream import SideStream
 from fairlane.worker.tracing import span
 
 log = logging.getLogger("fairlane.worker")
@@ -46,17 +49,25 @@ class CudaExecutor:
             raise ModelLoadError(out_of_memory(config)) from error
         info = loaded.config
         self._info = ExecutorInfo(
-            loaded.name, info.vocab_size, loaded.max_model_len, config.block_size, num_blocks, info.eos_token_ids
+            loaded.name,
+            info.vocab_size,
+            loaded.max_model_len,
+            config.block_size,
+            num_blocks,
+            info.eos_token_ids,
+            self.runner.host.num_blocks,
         )
         self._closed = False
 
     def _set_up(self, config: WorkerConfig) -> tuple[LoadedModel, int]:
         loaded = load_model(config)
         mixed = _max_mixed_tokens(loaded, config)
-        num_blocks = _num_blocks(loaded, config, mixed)
-        self.runner = _runner(loaded, config, num_blocks)
+        host = _host_blocks(loaded, config)
+        num_blocks = _num_blocks(loaded, config, host, mixed)
+        self.runner = _runner(loaded, config, host, num_blocks)
         run_largest_step(self.runner, config, loaded.max_model_len)  # rather now than in front of users
         self.runner.compile_samplers()
+        self.runner.compile_block_moves()
         self.runner.capture_graphs(mixed)
         return loaded, num_blocks
 
@@ -116,19 +127,25 @@ def _max_mixed_tokens(loaded: LoadedModel, config: WorkerConfig) -> int:
     return min(config.max_num_batched_tokens, max(16, int(_LAUNCH_S * _RATE / operations)))
 
 
-def _num_blocks(loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int) -> int:
+def _host_blocks(loaded: LoadedModel, config: WorkerConfig) -> PinnedBlocks:
+    count = num_host_blocks_for(config.host_kv_cache, loaded.config, config.block_size, loaded.dtype)
+    return PinnedBlocks(count, block_shape(loaded.config, config.block_size), loaded.dtype, loaded.device)
+
+
+def _num_blocks(loaded: LoadedModel, config: WorkerConfig, host: PinnedBlocks, mixed_tokens: int) -> int:
     """As configured, or what fits beside the weights."""
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_cache is not None:
         return num_blocks_for(config.kv_cache, loaded.config, config.block_size, loaded.dtype)
-    return num_blocks_beside(loaded, config, mixed_tokens, lambda num_blocks: _runner(loaded, config, num_blocks))
+    return num_blocks_beside(loaded, config, mixed_tokens, lambda num_blocks: _runner(loaded, config, host, num_blocks))
 
 
-def _runner(loaded: LoadedModel, config: WorkerConfig, num_blocks: int) -> CudaRunner:
+def _runner(loaded: LoadedModel, config: WorkerConfig, host: PinnedBlocks, num_blocks: int) -> CudaRunner:
     slots = max(config.max_num_resident, config.max_num_seqs)
     with torch.inference_mode():
         cache = KVCache(loaded.config, num_blocks, config.block_size, loaded.dtype, loaded.device)
         batch = CudaBatch(slots, loaded.max_model_len, config.block_size, num_blocks, loaded.config.vocab_size, loaded.device)
         attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len)
-        return CudaRunner(loaded.model, cache, batch, attention, config.max_num_seqs)
+        swapped = CudaHostCache(cache, host, SideStream(loaded.device))
+        return CudaRunner(loaded.model, cache, swapped, batch, attention, config.max_num_seqs)

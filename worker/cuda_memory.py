@@ -65,7 +65,7 @@ def graph_bytes(loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, st
 
 
 def _measure(loaded: LoadedModel, config: WorkerConfig, make_runner: Callable[[int], CudaRunner]) -> tuple[int, int]:
-    """Bytes of the runner's state, the cache not counted, and of a largest step's activations."""
+    """Bytes of the runner's state, staging for swaps among it, the cache not counted, and of a largest step's activations."""
     before = torch.cuda.memory_allocated()
     tokens = min(config.max_num_batched_tokens, loaded.max_model_len)
     runner = make_runner(1 + -(-tokens // config.block_size))

@@ -23,6 +23,7 @@ from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture, split_results
 from fairlane.worker.cuda_mixed import MixedGraphs
+from fairlane.worker.host_cache import HostCache, move_blocks
 from fairlane.worker.input_batch import StepInputs, StepLayout
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.model_runner import NOT_FINITE
@@ -50,10 +51,17 @@ class CudaRunner:
     """Runs steps in order on the current stream. step_events: where a benchmark wants to find (begun, done) of every step."""
 
     def __init__(
-        self, model: LlamaModel, cache: KVCache, batch: CudaBatch, attention: TritonAttention, max_num_seqs: int
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        host: HostCache,
+        batch: CudaBatch,
+        attention: TritonAttention,
+        max_num_seqs: int,
     ) -> None:
         self._model = model
         self.cache = cache
+        self.host = host
         self._batch = batch
         self._attention = attention
         self._max_num_seqs = max_num_seqs
@@ -85,12 +93,20 @@ class CudaRunner:
                 sample(logits, tensors, workspace=self._workspace, out_ids=ids, out_ok=ok, mode=mode)
 
     @torch.inference_mode()
+    def compile_block_moves(self) -> None:
+        """Moves block 1 about, while it is nobody's."""
+        self.cache.copy([(1, 1)])
+        if self.host.num_blocks:
+            self.host.swap_out([(1, 0)])
+            self.host.swap_in([(0, 1)])
+
+    @torch.inference_mode()
     def launch(self, output: ScheduleOutput) -> CudaStep:
         """Starts a step. Raises ValueError if it does not fit the runner's state; its diffs are applied all the same."""
         begun, done = self._event_pair()
         begun.record()
         self._batch.apply(output)
-        self.cache.copy(output.copies)
+        move_blocks(output, self.cache, self.host)
         if self._graphs is not None and not output.scheduled and self._all_greedy(output.decode_slots):
             entries, ids, ok = self._replay(self._graphs, output.decode_slots)
         else:
@@ -124,7 +140,7 @@ class CudaRunner:
     def forward_logits(self, output: ScheduleOutput) -> Tensor:
         """Runs a step but samples nothing: [S, V] of the sampling entries' last tokens (tests, scoring)."""
         self._batch.apply(output)
-        self.cache.copy(output.copies)
+        move_blocks(output, self.cache, self.host)
         return self._forward(self._batch.prepare(output.scheduled, output.decode_slots))
 
     # -- decode steps ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The fused elementwise ops of a model, by device: Triton on a GPU, plain torch elsewhere. Both compute the same (kernels/)."""
+"""The fused elementwise ops of a model and copies of KV blocks, by device: Triton on a GPU, plain torch elsewhere. Both compute
+the same (kernels/)."""
 
 from __future__ import annotations
 
@@ -28,3 +29,12 @@ def ops_for(device: torch.device) -> Ops:
     from fairlane.kernels.silu_mul import silu_mul
 
     return Ops(rmsnorm, add_rmsnorm, silu_mul)
+
+
+def copy_blocks_for(device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    """(pool, pairs): kernels.reference.copy_blocks, or the same in Triton."""
+    if device.type != "cuda":
+        return reference.copy_blocks
+    from fairlane.kernels.copy_blocks import copy_blocks
+
+    return copy_blocks

@@ -25,6 +25,7 @@ from fairlane.worker.cuda_graphs import bucket_sizes
 from fairlane.worker.cuda_memory import is_out_of_memory, run_largest_step
 from fairlane.worker.cuda_mixed import token_buckets
 from fairlane.worker.cuda_runner import CudaRunner
+from fairlane.worker.host_cache import CpuHostCache
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.loading import load_model
 from tiny_models import GREEDY, executor_for, save_tiny
@@ -46,7 +47,7 @@ def runner_of(folder: Path) -> CudaRunner:
     cache = KVCache(loaded.config, 16, 8, torch.float32, CPU)
     cache.pool[1:] = float("nan")
     batch = CudaBatch(4, loaded.max_model_len, 8, 16, loaded.config.vocab_size, CPU)
-    return CudaRunner(loaded.model, cache, batch, TritonAttention(loaded.config, cache, 4, 64), 4)
+    return CudaRunner(loaded.model, cache, CpuHostCache(cache, 6), batch, TritonAttention(loaded.config, cache, 4, 64), 4)
 
 
 def new(slot: int, sampling: dict[str, Any] = GREEDY) -> NewSequence:
