@@ -1,5 +1,5 @@
 """The shape of Llama-3.1-8B with random weights, teacher-forced: as near to transformers in float32 as transformers in bfloat16
-is, with graphs, chunked prompts, a prefix hit and recompute. Takes about 70 GiB of the GPU's memory."""
+is, with graphs, chunked prompts, a prefix hit, recompute and swap. Takes about 70 GiB of the GPU's memory."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def world() -> tuple[Run, tuple[Any, Any]]:
         device=Device.CUDA,
         load_format=LoadFormat.DUMMY,
         num_blocks=600,
+        host_kv_cache=1 << 30,
         max_num_seqs=8,
         max_num_resident=8,
         max_num_batched_tokens=4096,
@@ -72,3 +73,17 @@ def test_a_prefix_hit_and_a_recompute_go_on_as_before(world: Any) -> None:
     shared = run.table[:30]
     assert_close(models, tokens, run.generate(2, tokens, 16, table=shared), run.logits)
     assert_close(models, tokens + first[:8], run.generate(1, tokens + first[:8], 8), run.logits)
+
+
+def test_a_sequence_that_was_swapped_out_goes_on_with_the_bits_it_would_have_had(world: Any) -> None:
+    """More blocks than the staging of one direction holds in a piece: 2 MiB each."""
+    run, models = world
+    tokens = prompt(1500, 9)
+    first = run.generate(1, tokens, 16)
+    uninterrupted = [rows.clone() for rows in run.logits]
+    assert_close(models, tokens, first, uninterrupted)
+    begun = run.generate(1, tokens, 8)
+    run.swap_away(1, other=prompt(1504, 10), slot_of_other=2)
+    rest = run.swap_back(1, tokens + begun, 8)
+    assert begun + rest == first
+    assert torch.equal(torch.cat(run.logits), torch.cat(uninterrupted[8:]))

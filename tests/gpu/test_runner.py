@@ -1,6 +1,6 @@
 """The GPU worker against transformers on identical random weights, teacher-forced on its own tokens: with decode graphs, chunked
-prompts, prefix hits and recompute. Both are compared with transformers in float32; ours may be off twice as far as transformers
-in bfloat16 is, and two ulp."""
+prompts, prefix hits, recompute and swap. Both are compared with transformers in float32; ours may be off twice as far as
+transformers in bfloat16 is, and two ulp."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 
 from device import cuda
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
-from fairlane.scheduler.request import SamplingParams
+from fairlane.scheduler.request import Request, RequestId, SamplingParams
 from fairlane.worker.config import Device, WorkerConfig
 from fairlane.worker.cuda_executor import CudaExecutor
-from gpu_steps import GREEDY, Run, assert_close
+from gpu_steps import GREEDY, Run, assert_close, small_engine, whole, wrong_tokens
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
@@ -48,7 +48,13 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     models = save_model(folder, request.param)
     config = WorkerConfig(
-        model=str(folder), device=Device.CUDA, num_blocks=1600, max_num_seqs=8, max_num_resident=8, max_num_batched_tokens=4096
+        model=str(folder),
+        device=Device.CUDA,
+        num_blocks=1600,
+        host_kv_cache=64 << 20,
+        max_num_seqs=8,
+        max_num_resident=8,
+        max_num_batched_tokens=4096,
     )
     return Run(CudaExecutor(config)), models
 
@@ -103,6 +109,48 @@ def test_a_prefix_hit_and_a_recompute_go_on_as_before(world: tuple[Run, Any]) ->
     shared = run.table[:20]
     assert_close(models, tokens, run.generate(2, tokens, 24, table=shared), run.logits)
     assert_close(models, tokens + first[:10], run.generate(1, tokens + first[:10], 14), run.logits)
+
+
+def test_a_sequence_that_was_swapped_out_goes_on_with_the_bits_it_would_have_had(world: tuple[Run, Any]) -> None:
+    run, models = world
+    tokens = prompt(500, 9)
+    first = run.generate(1, tokens, 24)
+    uninterrupted = [rows.clone() for rows in run.logits]
+    assert_close(models, tokens, first, uninterrupted)
+    begun = run.generate(1, tokens, 10)
+    # As in a step that gives its blocks to another at once: that one's prompt is computed in the very step that swaps it out.
+    run.swap_away(1, other=prompt(512, 10), slot_of_other=2)
+    rest = run.swap_back(1, tokens + begun, 14)
+    assert begun + rest == first
+    assert torch.equal(torch.cat(run.logits), torch.cat(uninterrupted[10:]))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_engine_short_of_blocks_swaps_and_draws_what_transformers_would(world: tuple[Run, Any], depth: int) -> None:
+    run, models = world
+    prompts = [prompt(length, 40 + length) for length in (200, 90, 161, 240, 33)]
+    driver = small_engine(run, depth, num_blocks=24)
+    for number, tokens in enumerate(prompts):
+        tier = ("gold", "standard", "batch")[number % 3]
+        asked = Request(RequestId(number), "org/app", tier, tuple(tokens), 60, SamplingParams(temperature=0.0))
+        driver.add(asked)
+    driver.run_until_idle(5000)
+    stats = driver.scheduler.stats()
+    found = [driver.transcripts[RequestId(number)].token_ids for number in range(len(prompts))]
+    run.run(released_slots=list(range(8)))
+    assert [len(tokens) for tokens in found] == [60] * len(prompts)
+    assert stats.swaps_out == stats.swaps_in == stats.preemptions > 0 == stats.recomputed_tokens
+    assert [wrong_tokens(models, *pair) for pair in zip(prompts, found, strict=True)] == [[]] * len(prompts)
+
+
+def test_a_copy_on_write_is_made_before_the_step_writes(world: tuple[Run, Any]) -> None:
+    run, _ = world
+    pool = run.executor.runner.cache.pool
+    run.generate(6, prompt(40, 6), 1)
+    block, copy = run.table[1], run.free.pop()
+    expected = pool[block].clone()
+    run.run(copies=[(block, copy)], new=[NewSequence(7, prompt(16, 7), 16, [[block]], GREEDY)], scheduled=[whole(7, 16)])
+    assert torch.equal(pool[copy], expected) and not torch.equal(pool[block], expected)
 
 
 def test_a_row_of_a_graph_does_not_depend_on_its_batch_mates(world: tuple[Run, Any]) -> None:
