@@ -116,7 +116,7 @@ class _Small:
 
 
 def small_engine(run: Run, depth: int, num_blocks: int) -> EngineDriver:
-    """An engine over so many of the executor's blocks, with all invariants checked after every turn. Who is evicted is swapped."""
+    """An engine over so many of the executor's blocks, all invariants checked after every turn. Who is evicted is swapped."""
     limits = SchedulerLimits(
         max_num_seqs=8, max_num_resident=8, max_num_batched_tokens=256, max_model_len=2048, min_swap_tokens=1
     )
