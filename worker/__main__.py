@@ -157,7 +157,8 @@ async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: i
     thread = threading.Thread(target=_run_engine, args=(engine,), name="engine", daemon=True)
     thread.start()
     await server.start()
-    log.info("worker ready: model %s, %d blocks of %d tokens", hello.model, hello.num_blocks, hello.block_size)
+    blocks = hello.num_blocks, hello.block_size, hello.num_host_blocks
+    log.info("worker ready: model %s, %d blocks of %d tokens, %d more in host memory", hello.model, *blocks)
     await stopped.wait()
     await server.stop(0.5)
     boxes.put_item(Stop())
