@@ -23,6 +23,7 @@ from torch import Tensor
 from fairlane.kernels.decode_combine import decode_combine
 from fairlane.kernels.decode_sched import NO_WINDOW, DecodeWorkspace, Form
 from fairlane.kernels.decode_tuning import padded
+from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SIZES = (8, 16, 32, 64)
@@ -104,9 +105,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PADDED_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
+    wait_for_inputs(DEPENDENT)
     # The first record, read before it is known whether there is one; later ones while the item before them is computed.
     record = items_ptr + program // NUM_KV_HEADS * 4
     next_sequence, next_begin, next_end, next_row = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
@@ -149,6 +152,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             slot = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
             tl.store(part_o_ptr + slot[:, None] * HEAD_DIM + dims[None, :], result, mask=wanted)
             tl.store(part_lse_ptr + slot, peak + tl.log2(sums), mask=group < GROUP)
+    let_next_start(DEPENDENT)
 
 
 @triton.jit(do_not_specialize=["stride_table", "window"], do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"])  # type: ignore[untyped-decorator]
@@ -178,11 +182,13 @@ def _short_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program takes HEADS KV heads of a sequence that sees at most BLOCK_N keys: the one tile that _decode_kernel would take,
     with the same arithmetic, so the same bits. Copies of a head's K and V run beside the computation of the one before."""
     first = tl.program_id(0) * HEADS
     sequence = tl.program_id(1).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
     end = tl.load(seq_lens_ptr + sequence)
     begin = tl.maximum(end - window, 0)
     group = tl.arange(0, M)
@@ -208,6 +214,7 @@ def _short_kernel(  # type: ignore[no-untyped-def]
         _, total, acc = _absorb(q, k, v, keys < end, state, factor, cap, SOFTCAP)
         result = acc / (tl.sum(total, 1) * valid)[:, None]
         tl.store(out_row + heads * stride_out_head, result.to(out_ptr.dtype.element_ty), mask=wanted)
+    let_next_start(DEPENDENT)
 
 
 def paged_decode(
@@ -251,6 +258,7 @@ def paged_decode(
         "BLOCK_N": tuning.block_n,
         "SOFTCAP": softcap is not None,
         "num_warps": tuning.num_warps,
+        **attention_options(q.device, batch),
     }
     if plan.form is Form.SHORT:
         _short_kernel[(triton.cdiv(num_kv_heads, tuning.short_heads), batch)](
