@@ -58,7 +58,14 @@ scheduler: {tiers: fcfs, within_tier: fcfs}
 tiers: {standard: {priority: 50}}
 organisations: {bench: {tenants: {load: {tiers: [standard]}}}}
 """
-GATEWAY = "admin_port: 0\nmetrics_port: 0\ndefault_max_duration: 1h\ndrain_grace: 1s\nmax_concurrent_rpcs: 100000\n"
+# A step that compiles a kernel may take longer than users are to wait for a hung worker.
+GATEWAY = """admin_port: 0
+metrics_port: 0
+default_max_duration: 1h
+drain_grace: 1s
+max_concurrent_rpcs: 100000
+worker_timeout: 2m
+"""
 SHOWN = (
     *("row", "via", "requests", "failed", "output_tokens", "wall_s", "out_tok_s"),
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "client_cpus", "grpc / offline", "failures"),
