@@ -34,6 +34,7 @@ from fairlane.scheduler.tenancy import NO_POLICY
 from fairlane.worker.boxes import WorkerBoxes
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.errors import ModelLoadError
+from fairlane.worker.executors import make_executor
 from fairlane.worker.servicer import WorkerServicer
 from fairlane.worker.tracing import span
 from fairlane.worker.wire import welcome
@@ -62,26 +63,6 @@ def config_from_json(text: str) -> WorkerConfig:
     if "device" in values:
         values["device"] = Device(values["device"])
     return WorkerConfig(**values)
-
-
-def make_executor(config: WorkerConfig, clock: Clock) -> Executor:
-    """The executor for the configured device, with its model loaded. Raises ModelLoadError."""
-    if config.device is Device.CUDA:
-        return _cuda_executor(config)
-    from fairlane.worker.executor import LocalExecutor  # loads torch: seconds, so only once the settings are right
-
-    return LocalExecutor(config, clock)
-
-
-def _cuda_executor(config: WorkerConfig) -> Executor:
-    from fairlane.worker.loading import device_for
-
-    device_for(config)  # on a machine without a GPU, that is what must be said, not that Triton is missing
-    try:
-        from fairlane.worker.cuda_executor import CudaExecutor
-    except ModuleNotFoundError as error:
-        raise ModelLoadError(f"device: cuda needs the package {error.name}, which is not installed") from error
-    return CudaExecutor(config)
 
 
 def limits_of(config: WorkerConfig, max_model_len: int) -> SchedulerLimits:
