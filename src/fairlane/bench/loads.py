@@ -32,6 +32,11 @@ class Load:
     def output_tokens(self) -> int:
         return sum(output for _, output in self.lengths)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output together."""
+        return max(prompt + output for prompt, output in self.lengths)
+
     def prompts(self, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
         """Uniformly random token ids, the same for the same seed."""
         rng, ids = random.Random(seed), range(vocab_size)  # noqa: S311 - a load, no secret

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairlane.bench.host_times import HostTimes, TimedExecutor
 from fairlane.bench.loads import Load
@@ -18,9 +18,10 @@ from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
-from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot, Tier, TiersPolicy
 from fairlane.worker.config import WorkerConfig
+from fairlane.worker.executors import limits_of
 
 GREEDY = SamplingParams(temperature=0.0)
 FCFS = PolicySnapshot(1, "", TiersPolicy.FCFS, (Tier("standard", 50),))
@@ -168,15 +169,10 @@ class Bench:
 
     def _scheduler(self, max_num_seqs: int | None) -> Scheduler:
         config, info = self.config, self.executor.info
-        num_seqs = min(max_num_seqs or config.max_num_seqs, config.max_num_seqs)
-        num_resident = max(config.max_num_resident, config.max_num_seqs) if max_num_seqs is None else num_seqs
-        limits = SchedulerLimits(
-            max_num_seqs=num_seqs,
-            max_num_resident=num_resident,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_prefill_chunk=config.max_prefill_chunk,
-            max_model_len=info.max_model_len,
-        )
+        limits = limits_of(config, info.max_model_len)
+        if max_num_seqs is not None:
+            num_seqs = min(max_num_seqs, config.max_num_seqs)
+            limits = replace(limits, max_num_seqs=num_seqs, max_num_resident=num_seqs)
         blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
         return Scheduler(limits, blocks, make_policy(NO_POLICY), self.clock)
 
