@@ -12,11 +12,11 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with everything (again only when pyproject.toml or constraints.txt change)
 
@@ -82,6 +82,14 @@ test-gpu: ## Run the tests that need a GPU, with PYTHON or .venv, whichever sees
 	@$(call with_gpu,torch triton pytest hypothesis) && \
 	  aside=`"$$python" -c 'import xdist' 2>/dev/null && echo "-n 6 --dist loadfile"`; set -x && PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" -m pytest -c tests/gpu/pytest.ini --rootdir=. --confcutdir=tests $$aside tests/gpu $(PYTEST_ARGS)
+
+# Without torch's memory pool every tensor is an allocation of its own, so that memcheck sees where it ends. The first run, without
+# a sanitizer, compiles. SANITIZE_ARGS: parts of cases' names, for some of them.
+sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of every kernel (about three minutes)
+	@command -v compute-sanitizer >/dev/null || { echo "make $@ needs compute-sanitizer on the PATH: it comes with the CUDA toolkit"; exit 1; }
+	@$(call with_gpu,torch triton numpy) && set -x && export PYTHONPATH=src:tests/support$${PYTHONPATH:+:$$PYTHONPATH} && \
+	  smoke="$$python tests/support/kernel_smoke.py $(SANITIZE_ARGS)" && check="compute-sanitizer --error-exitcode 3 --target-processes application-only" && \
+	  $$smoke && PYTORCH_NO_CUDA_MEMORY_CACHING=1 $$check --tool memcheck $$smoke && $$check --tool racecheck $$smoke
 
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
