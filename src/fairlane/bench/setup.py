@@ -20,6 +20,7 @@ from fairlane.config.strict import load_file
 from fairlane.embedded import resolve
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
+from fairlane.worker.executors import limits_of
 from fairlane.worker.loading import device_for
 from fairlane.worker.models.config import ModelConfig, load_model_config
 
@@ -47,6 +48,7 @@ def settings_for(asked: Asked) -> WorkerConfig:
         raise ValueError(f"--set: a worker has no setting {', '.join(unknown)}; worker.yaml has them all")
     config = override(_base(asked), {"device": asked.device, "load_format": asked.load_format})
     config = override(dataclasses.replace(config, prefix_caching=False), asked.settings)
+    limits_of(config, 1)
     device_for(config)
     if asked.model_config is None:
         config = config if asked.model is None else dataclasses.replace(config, model=asked.model)

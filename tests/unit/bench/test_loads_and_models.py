@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -122,6 +121,6 @@ def test_weights_beyond_this_machines_memory_are_refused_before_they_are_made(
     shape = json.loads((ROOT / "configs" / "models" / "llama-3.1-8b.json").read_text())
     file = tmp_path / "huge.json"
     file.write_text(json.dumps(shape | {"num_hidden_layers": 32_000}))  # 28 TB as float32
-    config = dataclasses.replace(settings_for(Asked(model_config=str(file))))
+    config = settings_for(Asked(model_config=str(file)))
     with pytest.raises(ValueError, match=r"the weights take .* GiB as float32, and .* are available"):
         refuse_what_cannot_run(config, {"one": uniform(1, 1, 1)})

@@ -72,6 +72,8 @@ def test_a_load_that_fails_is_said_and_the_others_are_measured(tiny: str, tmp_pa
         (["--model", "/not/there"], "no model at '/not/there'"),
         (["--set", "kv_cache"], '"kv_cache" is not KEY=VALUE'),
         (["--set", "max_num_seqs=-1"], "max-num-seqs"),
+        (["--set", "max_num_batched_tokens=32"], "must be at least max_num_seqs (64)"),
+        (["--device", "tpu"], "one of cpu, cuda is allowed"),
         (["--device", "cuda"], "no CUDA device"),
     ],
 )
