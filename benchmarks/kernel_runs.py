@@ -17,7 +17,8 @@ from gpu_ceilings import Ceilings
 from gpu_timing import Timer, Timing
 from kernel_case import Bench, Case, World
 from kernel_targets import BUS_BLOCKS
-from report import Check
+
+from fairlane.bench.results import Check
 
 Row = dict[str, Any]
 

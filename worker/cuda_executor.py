@@ -13,10 +13,17 @@ from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_memory import is_out_of_memory, num_blocks_beside, out_of_memory, run_largest_step
+from fairlane.worker.cuda_memory import (
+    is_out_of_memory,
+    num_blocks_beside,
+    num_blocks_that_fit,
+    out_of_memory,
+    run_largest_step,
+    weights_too_large,
+)
 from fairlane.worker.cuda_runner import CudaRunner, CudaStep
 from fairlane.worker.errors import ModelLoadError
-from fairlane.worker.kv_cache import KVCache, num_blocks_for
+from fairlane.worker.kv_cache import KVCache, block_bytes, num_blocks_for
 from fairlane.worker.loading import LoadedModel, load_model
 from fairlane.worker.tracing import span
 
@@ -38,27 +45,33 @@ class CudaExecutor:
     """
 
     def __init__(self, config: WorkerConfig) -> None:
+        loaded: LoadedModel | None = None
+        num_blocks = 0
         try:
-            loaded, num_blocks = self._set_up(config)
+            loaded = load_model(config)
+            num_blocks = self._set_up(loaded, config)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise ModelLoadError(out_of_memory(config)) from error
+            log.info("out of memory: %s", error)
+        if loaded is None or not num_blocks:  # here, where the failed attempt's tensors are gone, what would fit can be measured
+            vars(self).pop("runner", None)
+            raise ModelLoadError(_out_of_memory(loaded, config))
         info = loaded.config
         self._info = ExecutorInfo(
             loaded.name, info.vocab_size, loaded.max_model_len, config.block_size, num_blocks, info.eos_token_ids
         )
         self._closed = False
 
-    def _set_up(self, config: WorkerConfig) -> tuple[LoadedModel, int]:
-        loaded = load_model(config)
+    def _set_up(self, loaded: LoadedModel, config: WorkerConfig) -> int:
+        """The number of blocks."""
         mixed = _max_mixed_tokens(loaded, config)
         num_blocks = _num_blocks(loaded, config, mixed)
         self.runner = _runner(loaded, config, num_blocks)
         run_largest_step(self.runner, config, loaded.max_model_len)  # rather now than in front of users
         self.runner.compile_samplers()
         self.runner.capture_graphs(mixed)
-        return loaded, num_blocks
+        return num_blocks
 
     @property
     def info(self) -> ExecutorInfo:
@@ -108,6 +121,14 @@ def _failure(step_id: int, error: Exception) -> Exception:
         except RuntimeError as lost:
             return DeviceLostError(f"{message}; the device is lost: {lost}")
     return StepError(message)
+
+
+def _out_of_memory(loaded: LoadedModel | None, config: WorkerConfig) -> str:
+    if loaded is None:
+        return weights_too_large()
+    model, mixed = loaded, _max_mixed_tokens(loaded, config)
+    fits = num_blocks_that_fit(model, config, mixed, lambda num_blocks: _runner(model, config, num_blocks))
+    return out_of_memory(config, fits, block_bytes(model.config, config.block_size, model.dtype))
 
 
 def _max_mixed_tokens(loaded: LoadedModel, config: WorkerConfig) -> int:

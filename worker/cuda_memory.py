@@ -100,11 +100,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def out_of_memory(config: WorkerConfig) -> str:
-    """What to do about it, for whoever starts the worker."""
+def num_blocks_that_fit(
+    loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, make_runner: Callable[[int], CudaRunner]
+) -> int:
+    """num_blocks_beside once an attempt has failed, whose memory nobody holds any more; 0 if not even one usable block fits."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        return num_blocks_beside(loaded, config, mixed_tokens, make_runner)
+    except ModelLoadError:
+        return 0
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return 0
+
+
+def weights_too_large() -> str:
     free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-    settings = ", ".join(f"{name} ({getattr(config, name)})" for name in ("max_num_batched_tokens", "max_num_seqs"))
     return (
-        f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model, its KV cache and a step; lower "
-        f"{settings}, max_num_resident ({config.max_num_resident}) or max_model_len, or set kv_cache or num_blocks to less"
+        f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model's weights: take a smaller model, or free "
+        "memory that other processes hold (nvidia-smi lists them)"
+    )
+
+
+def out_of_memory(config: WorkerConfig, fits: int = 0, block_bytes: int = 0) -> str:
+    """What to do about it, for whoever starts the worker. fits: blocks that would fit beside the model and a step."""
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    names = ("max_num_batched_tokens", "max_num_seqs", "max_num_resident")
+    settings = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
+    text = f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model, its KV cache and a step; "
+    if fits < 2:
+        return f"{text}not one block fits: lower {settings} or max_model_len"
+    mib = fits * block_bytes >> 20
+    return (
+        f"{text}about {(fits - 1) * config.block_size:,} tokens of KV cache fit: set kv_cache to at most {mib}MiB and num_blocks "
+        f"to null; with less for {settings} or max_model_len, more fit"
     )
