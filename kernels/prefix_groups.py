@@ -25,7 +25,7 @@ _ALIGN = 4  # int32 elements: 16 bytes
 class PrefixGroup:
     """rows: of the batch, at least two. shared: the first `shared` tokens of each lie in the same blocks."""
 
-    rows: Sequence[int]
+    rows: Sequence[int] | np.ndarray
     shared: int
 
 

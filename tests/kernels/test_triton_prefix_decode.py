@@ -226,9 +226,38 @@ def test_a_sequence_that_is_never_cut_is_not_cascaded() -> None:
 
 
 def test_a_group_that_claims_more_than_a_member_has_is_taken_at_the_members_own_length() -> None:
-    case = shared_case([96, 40, 90])
-    group = share(case, [0, 1, 2], 32)
-    assert deviation(decode(case, [replace(group, shared=32 + 31)]), case) < 1e-5
+    """The last member ends at 40: of the 64 tokens claimed it gets one chunk of 32, and nobody follows its table beyond."""
+    case = shared_case([96, 90, 40])
+    share(case, [0, 1], 64)
+    case.block_table[2, :2] = case.block_table[0, :2]
+    case.keys[2][:32], case.values[2][:32] = case.keys[0][:32], case.values[0][:32]
+    workspace = workspace_for(case)
+    groups_of(workspace).fill([PrefixGroup([0, 1, 2], 64)])
+    seq_lens = torch.tensor(case.seq_lens, dtype=torch.int32)
+    workspace.schedule(seq_lens, cascade=True)
+    part_o, part_lse = workspace.part_o, workspace.part_lse
+    prefix_decode(case.q, case.kv, case.block_table, scale=SCALE, groups=groups_of(workspace), part_o=part_o, part_lse=part_lse)
+    written = (~part_lse.isnan()).all(1).nonzero().flatten().tolist()
+    out = torch.full_like(case.q, NAN)
+    paged_decode(case.q, case.kv, case.block_table, seq_lens, scale=SCALE, workspace=workspace, out=out)
+    assert (written, deviation(out, case) < 1e-5) == ([0, 1, 3, 4, 6], True)
+
+
+def test_rows_of_a_tile_beyond_its_members_write_nothing() -> None:
+    """Tiles of 16 rows hold 3 members of 5 heads; the program that runs last has an item of the first tile."""
+    case = shared_case([96] * 6, 5, 1)
+    groups = [share(case, [0, 1, 2], 96), share(case, [3, 4, 5], 96)]
+    assert deviation(decode(case, groups, num_programs=2), case) < 1e-5
+
+
+def test_what_lies_behind_a_slab_is_not_read() -> None:
+    case = shared_case([40, 40], 2, 2, 20)
+    group = share(case, [0, 1], 32)
+    blocks, _, heads, size, dim = case.kv.shape
+    guarded = torch.full((blocks, 2, heads, 2, size, dim), NAN)
+    guarded[:, :, :, 0] = case.kv
+    found = replace(case, pool=guarded[:, :, :, 0].unsqueeze(1).expand(-1, 2, -1, -1, -1, -1))
+    assert deviation(decode(found, [group]), case) < 1e-5
 
 
 def test_the_decode_kernel_reads_no_shared_chunk() -> None:
