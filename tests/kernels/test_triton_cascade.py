@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 BS, BLOCKS, SLOTS = 8, 40, 5
 PREFIX = [(7 * n) % 200 + 3 for n in range(64)]
 PREFIX_BLOCKS = [3, 19, 5, 11, 2, 30, 8, 17]
-OWN = {0: [9, 8, 7, 6, 5], 1: [44], 2: list(range(60, 69)), 3: [150, 151], 4: [5, 5, 5]}
+OWN = {0: [9, 8, 7, 6, 5], 1: [44], 2: list(range(60, 69)), 3: [150, 151]}
 RULE = CascadeRule(token_bytes=1, granule=32, min_members=3, min_shared=32, min_saved_bytes=0)
 
 
