@@ -4,24 +4,32 @@ CPU runner gives, while groups form and dissolve. What needs a device (graphs) i
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import interpreted  # noqa: F401  (first: it makes Triton interpret)
+from engine_world import snapshot
+from fairlane.clock import FakeClock
 from fairlane.kernels import decode_tuning
 from fairlane.kernels.decode_tuning import ChunkRule, DecodeTuning
 from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.step_prep import step_prep
-from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.executor import ExecutorInfo
+from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput, StepResult
+from fairlane.scheduler.request import RequestId
+from fairlane.scheduler.scheduler import SchedulerLimits
 from fairlane.worker.attention_triton import TritonAttention
 from fairlane.worker.cascade import Cascade, CascadeRule
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_runner import CudaRunner
+from fairlane.worker.cuda_runner import CudaRunner, CudaStep
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.loading import load_model
+from local_engine import prompt_request, run_prompts
 from tiny_models import GREEDY, executor_for, save_tiny
 
 CPU = torch.device("cpu")
@@ -119,3 +127,54 @@ def test_a_decode_step_made_on_the_device_is_grouped_too(folder: Path) -> None:
         ids, ok = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int8)
         ours._sample_greedy(ours._forward_decodes(inputs, cascade=True), slots, ids, ok)
     assert (ids[:4].tolist(), ours._attention._workspace.schedule_of(None).cascade) == (wanted, True)
+
+
+class Instant:
+    """An event that has happened."""
+
+    def synchronize(self) -> None:
+        """It has."""
+
+    def elapsed_time(self, _: Instant) -> float:
+        return 0.0
+
+
+class InterpretedExecutor:
+    """The Executor port over a CudaRunner whose steps are launched op by op, in the interpreter."""
+
+    def __init__(self, runner: CudaRunner) -> None:
+        self._runner = runner
+        self.info = ExecutorInfo("tiny", 211, 128, BS, BLOCKS, ())
+        self.grouped: list[bool] = []
+
+    def launch(self, output: ScheduleOutput) -> CudaStep:
+        with torch.inference_mode():
+            self._runner._batch.apply(output)
+            self._runner.cache.copy(output.copies)
+            entries, ids, ok = self._runner._run_eager(output)
+        self.grouped.append(self._runner._attention._workspace.schedule_of(None).cascade)
+        happened: Any = Instant()
+        counts = len(output.scheduled), len(output.decode_slots)
+        return CudaStep(output.step_id, *counts, entries, ids, ok, happened, happened)
+
+    def result(self, step: CudaStep) -> StepResult:
+        return self._runner.result(step)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def test_prefix_hits_of_the_engine_become_groups_and_give_the_cpu_engines_tokens(folder: Path) -> None:
+    prompts, lengths = [PREFIX + own for own in OWN.values()], [6, 9, 4, 5]
+    executor = InterpretedExecutor(runner_of(folder))
+    limits = SchedulerLimits(max_num_seqs=4, max_num_resident=4, max_num_batched_tokens=80, max_model_len=128)
+    driver = EngineDriver(executor, FakeClock(), snapshot(), limits, check=True)
+    wanted = []
+    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        driver.add(prompt_request(number, prompt, length))
+        driver.turn()  # the first computes the prefix before the second asks for it
+        driver.turn()
+        wanted += run_prompts([prompt], length, WorkerConfig(model=str(folder), num_blocks=BLOCKS, block_size=BS))
+    driver.run_until_idle()
+    found = [driver.transcripts[RequestId(number)].token_ids for number in range(4)]
+    assert (found, {executor.grouped[0], executor.grouped[-1]}, any(executor.grouped)) == (wanted, {False}, True)
