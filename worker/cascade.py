@@ -11,6 +11,7 @@ Groups change only when sequences come or go: full blocks are never written agai
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +23,7 @@ from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.loading import LoadedModel
 
+_STEP = 1.25  # groups whose prompts part within a step may be found as one, with what all of them share
 _COMPARED = 64  # table entries compared at first, then twice as many, ...
 _WEIGHTS = np.random.default_rng(0).integers(1, 2**62, 1021)  # products wrap, which does not matter
 
@@ -94,7 +96,9 @@ def find_groups(
     rows = rows[counts[kind] >= rule.min_members]
     if not len(rows):
         return []
-    places = probe << np.arange(int(full[rows].max() // probe).bit_length())  # entries up to each of these alike: neighbours
+    steps = int(math.log(full[rows].max() / probe, _STEP))
+    # Rows whose entries before such a place are alike become neighbours.
+    places = np.unique((probe * _STEP ** np.arange(steps + 1)).astype(np.int64))
     sums = _checksums(block_table[slots[rows], : places[-1]], places).T
     rows = rows[np.lexsort((num_tokens[rows], *sums[::-1]))]
     limit = np.minimum(full[rows[:-1]], full[rows[1:]])

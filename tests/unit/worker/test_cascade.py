@@ -74,6 +74,11 @@ def test_of_nested_beginnings_those_are_taken_that_save_most_together() -> None:
     assert found([*deep, *less, *others]) == [(list(range(13)), 8)]  # 12 x 8
 
 
+def test_prompts_that_part_late_give_a_group_each() -> None:
+    tables = [table(*range(1, 80), *([500 + n % 2] * 30), own=n) for n in range(8)]
+    assert found(tables) == [([0, 2, 4, 6], 432), ([1, 3, 5, 7], 432)]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
