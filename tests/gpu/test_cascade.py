@@ -27,7 +27,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
     folder: Path = tmp_path_factory.mktemp("shared")
     sizes = {"vocab_size": 4099, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-    config = transformers.LlamaConfig(**sizes, **heads, max_position_embeddings=4096, tie_word_embeddings=False)
+    config = transformers.LlamaConfig(**sizes, **heads, max_position_embeddings=4096, tie_word_embeddings=False, dtype="bfloat16")
     torch.manual_seed(1)
     model = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16)
     with torch.no_grad():

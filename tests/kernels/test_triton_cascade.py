@@ -3,6 +3,7 @@ CPU runner gives, while groups form and dissolve. What needs a device (graphs) i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from fairlane.worker.attention_triton import TritonAttention
 from fairlane.worker.cascade import Cascade, CascadeRule
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
+from fairlane.worker.cuda_graphs import DecodeGraphs
+from fairlane.worker.cuda_mixed import MixedGraphs
 from fairlane.worker.cuda_runner import CudaRunner, CudaStep
 from fairlane.worker.kv_cache import KVCache
 from fairlane.worker.loading import load_model
@@ -127,6 +130,57 @@ def test_a_decode_step_made_on_the_device_is_grouped_too(folder: Path) -> None:
         ids, ok = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int8)
         ours._sample_greedy(ours._forward_decodes(inputs, cascade=True), slots, ids, ok)
     assert (ids[:4].tolist(), ours._attention._workspace.schedule_of(None).cascade) == (wanted, True)
+
+
+class Recorded:
+    """A "graph" that runs its step anew when it is replayed, where the first run left its result."""
+
+    def __init__(self, step: Callable[[], Any], name: str, replays: list[str]) -> None:
+        self._step, self._name, self._replays = step, name, replays
+        self.result = step()
+
+    def replay(self) -> None:
+        self._replays.append(self._name)
+        found = self._step()
+        if found is not None:
+            self.result.copy_(found)
+
+
+class Recorder:
+    """Stands in for GraphCapture, and keeps whether each replayed forward pass was one with groups."""
+
+    def __init__(self, runner: CudaRunner) -> None:
+        self._workspace = runner._attention._workspace
+        self.replays: list[str] = []
+
+    def capture(self, step: Callable[[], Any]) -> tuple[Recorded, Any]:
+        self._workspace.schedule_of(None).cascade = False
+        graph = Recorded(step, "", self.replays)
+        graph._name = "sample" if graph.result is None else "groups" if self._workspace.schedule_of(None).cascade else "plain"
+        return graph, graph.result
+
+
+def test_graphs_take_the_form_for_groups_when_there_are_some(folder: Path) -> None:
+    ours, reference = runner_of(folder), executor_for(folder, num_blocks=BLOCKS).runner
+    recorder: Any = Recorder(ours)
+    wanted, found = [], []
+    with torch.inference_mode():
+        parts = ours._batch, ours._forward_decodes, ours._sample_greedy
+        graphs = DecodeGraphs(*parts, SLOTS, 0, recorder, ours._cascade)
+        ours._mixed = MixedGraphs(ours._batch, ours._attention, ours._forward_hidden, 16, SLOTS, recorder, ours._cascade)
+    for output in steps():
+        result = reference.execute(output)
+        wanted.append([token for row in result.tokens for token in row] + result.decode_tokens)
+        if output.scheduled:
+            found.append(run(ours, output)[0])
+            continue
+        with torch.inference_mode():
+            ours._batch.apply(output)
+            ids = ours._replay(graphs, output.decode_slots)[1]
+        found.append(ids[: len(output.decode_slots)].tolist())
+    forms = [name for name in recorder.replays if name != "sample"]
+    # The first prompt is longer than the largest graph. Two rows, of step 2 and of the last one, are too few for a group.
+    assert (found, forms) == (wanted, ["plain", "groups", "groups", "groups", "groups", "plain"])
 
 
 class Instant:
