@@ -1,6 +1,6 @@
 """Attention of sequences with one query token each over the paged cache, in Triton. It computes the items that a DecodeWorkspace
 has scheduled and writes results or partial results; where sequences are cut is decode_sched.py's business, tile sizes are
-decode_tuning.py's, joining partial results decode_combine.py's.
+decode_tuning.py's, keys that several sequences share prefix_decode.py's, joining partial results decode_combine.py's.
 
 A persistent grid takes the items in turn, KV heads fastest. The G query heads that share a KV head are the rows of one tile:
 
@@ -14,6 +14,7 @@ same iteration halves the number of tiles in flight).
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from fairlane.kernels.decode_combine import decode_combine
 from fairlane.kernels.decode_sched import NO_WINDOW, DecodeWorkspace, Form
 from fairlane.kernels.decode_tuning import padded
 from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
+from fairlane.kernels.prefix_decode import prefix_decode
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SIZES = (8, 16, 32, 64)
@@ -236,7 +238,8 @@ def paged_decode(
     been called for this step. Key j is visible iff max(0, len - window) <= j < len; softcap c makes scores c * tanh(score / c).
     Row b is 0 where seq_lens[b] is 0. Entries of block_table and slots of the cache beyond what a row sees are never used.
 
-    A row's bits depend on its own q, keys, values and length only. Nothing is allocated, read on the host or waited for, and the
+    A row's bits depend on its own q, keys, values and length only, and on how many of its chunks a prefix group has taken over
+    (schedule's cascade). Nothing is allocated, read on the host or waited for, and the
     launches depend on shapes and the schedule's max_seq_len only. Raises ValueError for arguments that do not fit together.
     """
     _check(q, kv, block_table, seq_lens, window, workspace, out)
@@ -266,10 +269,13 @@ def paged_decode(
             HEADS=tuning.short_heads, num_stages=tuning.short_stages, **sizes,
         )  # fmt: skip
         return out
+    joined = _start_prefixes(q, kv, block_table, workspace, scale, softcap) if plan.cascade else None
     _decode_kernel[(workspace.num_programs,)](
         q, kv, block_table, plan.items, plan.num_items, out, workspace.part_o, workspace.part_lse, *strides, factor, cap,
         num_stages=tuning.num_stages, **sizes,
     )  # fmt: skip
+    if joined is not None:
+        torch.cuda.current_stream(q.device).wait_stream(joined)
     if plan.form is Form.SPLIT:
         decode_combine(
             workspace.part_o,
@@ -283,6 +289,32 @@ def paged_decode(
             num_warps=tuning.combine_warps,
         )
     return out
+
+
+def _start_prefixes(
+    q: Tensor, kv: Tensor, block_table: Tensor, workspace: DecodeWorkspace, scale: float, softcap: float | None
+) -> torch.cuda.Stream | None:
+    """Launches the prefix groups' part; returns the stream that must be waited for, if it is not the current one."""
+    groups = workspace.groups
+    assert groups is not None  # the schedule has seen to it
+    attend = partial(
+        prefix_decode,
+        q,
+        kv,
+        block_table,
+        scale=scale,
+        groups=groups,
+        part_o=workspace.part_o,
+        part_lse=workspace.part_lse,
+        softcap=softcap,
+    )
+    if groups.stream is None:
+        attend()
+        return None
+    groups.stream.wait_stream(torch.cuda.current_stream(q.device))
+    with torch.cuda.stream(groups.stream):
+        attend()
+    return groups.stream
 
 
 def _check(

@@ -11,6 +11,7 @@ import torch
 from fairlane.scheduler.executor import ExecutorInfo, StepError
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention
+from fairlane.worker.cascade import Cascade, rule_for
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_memory import (
@@ -151,5 +152,8 @@ def _runner(loaded: LoadedModel, config: WorkerConfig, num_blocks: int) -> CudaR
     with torch.inference_mode():
         cache = KVCache(loaded.config, num_blocks, config.block_size, loaded.dtype, loaded.device)
         batch = CudaBatch(slots, loaded.max_model_len, config.block_size, num_blocks, loaded.config.vocab_size, loaded.device)
-        attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len)
-        return CudaRunner(loaded.model, cache, batch, attention, config.max_num_seqs)
+        rule = rule_for(loaded, config)
+        attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len, cascade=rule is not None)
+        groups = attention.prefix_groups
+        cascade = Cascade(batch, groups, rule) if rule is not None and groups is not None else None
+        return CudaRunner(loaded.model, cache, batch, attention, config.max_num_seqs, cascade)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.worker.cascade import rule_for
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_graphs import bucket_sizes
 from fairlane.worker.cuda_mixed import token_buckets
@@ -53,13 +54,17 @@ def graph_bytes(loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, st
     """What the graphs keep, at most. step: activations of max_num_batched_tokens tokens.
 
     Their common pool holds the largest decode graph's activations and logits, and the largest mixed graph's; beside it, each
-    graph's hidden states, those of small decode batches twice, and the common inputs, of which block tables are the bulk.
+    graph's hidden states, those of small decode batches twice, all once more for the form with prefix groups, and the common
+    inputs, of which block tables are the bulk.
     """
     model, seqs, itemsize = loaded.config, config.max_num_seqs, loaded.dtype.itemsize
     activations = step * (seqs + mixed_tokens) // config.max_num_batched_tokens
     logits = seqs * model.vocab_size * itemsize
     decode_rows = sum(bucket_sizes(seqs)) + sum(size for size in bucket_sizes(seqs) if size <= 8)
-    hidden = (decode_rows + sum(token_buckets(mixed_tokens))) * model.hidden_size * itemsize
+    mixed_rows = sum(token_buckets(mixed_tokens))
+    if rule_for(loaded, config) is not None:
+        decode_rows, mixed_rows = decode_rows + sum(bucket_sizes(seqs)), 2 * mixed_rows
+    hidden = (decode_rows + mixed_rows) * model.hidden_size * itemsize
     tables = (3 * seqs + mixed_tokens // 16) * (loaded.max_model_len // config.block_size + 1) * torch.int32.itemsize
     return activations + logits + hidden + tables
 

@@ -20,20 +20,23 @@ from torch import Tensor
 
 from draws import Ask, misdrawn, tensors
 from fairlane.kernels import reference, reference_step
-from fairlane.kernels.add_rmsnorm import add_rmsnorm, gather_add_rmsnorm, rmsnorm
+from fairlane.kernels.add_rmsnorm import add_rmsnorm, gather_add_rmsnorm, join_add_rmsnorm, rmsnorm
 from fairlane.kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
 from fairlane.kernels.decode_sched import DecodeWorkspace, Form
 from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import plan_prefill
 from fairlane.kernels.prefill_tuning import tuning_for
+from fairlane.kernels.prefix_tuning import tuning_for as prefix_tuning
 from fairlane.kernels.reference_step import DecodeInputs, SlotState
 from fairlane.kernels.rope_norm_write import rope_norm_write
 from fairlane.kernels.sample import SampleWorkspace, mode_for, sample
 from fairlane.kernels.silu_mul import silu_mul
-from fairlane.kernels.skinny_linear import MAX_ROWS, skinny_linear
+from fairlane.kernels.skinny_linear import skinny_linear
 from fairlane.kernels.step_prep import step_prep, store_sampled
+from fairlane.kernels.thin_linear import gated_linear, split_linear, thin_linear
 from paged_oracle import PagedCase, dense_attention, make_case
+from prefix_cases import share
 
 NOWHERE = 2**31 - 1
 EPS = 1e-6
@@ -62,11 +65,15 @@ class Smoke:
             "step_prep": self.step_prep,
             "store_sampled": self.store_sampled,
             "skinny_linear": self.skinny_linear,
+            "thin_linear": self.thin_linear,
+            "split_linear": self.split_linear,
+            "gated_linear": self.gated_linear,
             "sample": self.sample,
             "paged_decode short": lambda: self.decode([1, 7, 16], Form.SHORT),
             "paged_decode whole": lambda: self.decode([3, 0, 31, 133], Form.WHOLE),
             "paged_decode split": lambda: self.decode([1, 17, self.longest, self.longest // 2 + 3], Form.SPLIT),
             "paged_decode window": lambda: self.decode([1, self.longest], Form.SPLIT, window=self.longest - 29, softcap=20.0),
+            "prefix_decode": self.cascade,
             "paged_prefill": lambda: self.prefill([(37, 37), (70, 21), (17, 2), (1, 1)]),
             "paged_prefill window": lambda: self.prefill([(61, 45), (19, 5)], window=13, softcap=20.0),
         }
@@ -97,10 +104,31 @@ class Smoke:
         self.same(silu_mul(gate_up), reference.silu_mul(gate_up.cpu()))
 
     def skinny_linear(self) -> None:
-        for rows, outputs, width in ((1, 37, 200), (2, 16, 136), (3, 35, 1032), (MAX_ROWS, 41, 520)):
-            x, weight, bias = self.random(rows, width), self.random(outputs, width, seed=1), self.random(outputs, seed=2)
-            wide = [part.cpu().double() for part in (x, weight, bias)]
-            self.same(skinny_linear(x, weight, bias), wide[0] @ wide[1].t() + wide[2], steps=4)
+        for outputs, width in ((37, 200), (16, 136), (35, 1032)):
+            x, weight, bias = self.linear(1, outputs, width)
+            self.same(skinny_linear(x, weight, bias), product(x, weight) + bias.cpu().double(), steps=4)
+
+    def thin_linear(self) -> None:
+        for rows, outputs, width in ((1, 37, 200), (19, 70, 136)):
+            x, weight, bias = self.linear(rows, outputs, width)
+            self.same(thin_linear(x, weight, bias), product(x, weight) + bias.cpu().double(), steps=4)
+
+    def split_linear(self) -> None:
+        x, weight, scales = self.linear(19, 70, 1160)
+        residual = self.random(19, 70, seed=3)
+        expected = residual.cpu().clone()
+        summed = product(x, weight).to(self.dtype)
+        normed = reference.add_rmsnorm(summed, expected, scales.cpu(), EPS)
+        self.same(join_add_rmsnorm(split_linear(x, weight), residual, scales, EPS), normed, steps=4)
+        self.same(residual, expected, steps=4)
+
+    def gated_linear(self) -> None:
+        x, weight, _ = self.linear(19, 2 * 37, 136)
+        self.same(gated_linear(x, weight), reference.silu_mul(product(x, weight)), steps=8)
+
+    def linear(self, rows: int, outputs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x, weight and something per output."""
+        return self.random(rows, width), self.random(outputs, width, seed=1) / 16, self.random(outputs, seed=2)
 
     # -- the cache -----------------------------------------------------------------------------------------------------------
 
@@ -198,6 +226,27 @@ class Smoke:
         paged_decode(q, kv, table, seq_lens, workspace=workspace, out=out, **options)  # type: ignore[arg-type]
         self.same(out.cpu(), dense_attention(case, SCALE, window, softcap), steps=8)
 
+    def cascade(self) -> None:
+        """Four sequences of which three share a chunk and a half, so that one chunk of each is computed for all of them."""
+        case, _ = self.paged([(length, 1) for length in (self.longest, 40, self.longest - 5, self.longest)])
+        group = share(case, [0, 2, 3], 384)
+        heads, kv_heads = case.q.shape[1], case.kv.shape[2]
+        workspace = DecodeWorkspace(
+            4, 64, heads, kv_heads, self.head_dim, self.device, self.dtype,
+            num_programs=3 if self.interpreted else None, prefix=prefix_tuning(self.head_dim, self.dtype),
+        )  # fmt: skip
+        self.require(workspace.groups is not None, "no room for groups")
+        assert workspace.groups is not None
+        workspace.groups.fill([group])
+        seq_lens = self.ints(list(case.seq_lens))
+        workspace.schedule(seq_lens, cascade=True)
+        q, kv = case.q.to(self.device), case.pool.to(self.device)[:, 1]
+        out = torch.empty_like(q)
+        table = case.block_table.to(self.device)
+        paged_decode(q, kv, table, seq_lens, scale=SCALE, workspace=workspace, out=out)
+        self.require(int(workspace.groups.num_items[0]) > 0, "nothing was computed for several")
+        self.same(out.cpu(), dense_attention(case, SCALE), steps=8)
+
     def prefill(self, lens: list[tuple[int, int]], *, window: int | None = None, softcap: float | None = None) -> None:
         case, table = self.paged(lens)
         heads, kv_heads = case.q.shape[1], case.kv.shape[2]
@@ -240,6 +289,10 @@ class Smoke:
     def require(right: bool, text: str) -> None:
         if not right:
             raise WrongError(text)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x.cpu().double() @ weight.cpu().double().t()
 
 
 def main(wanted: list[str]) -> int:
