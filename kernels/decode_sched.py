@@ -6,8 +6,9 @@ stand in the list is a matter of speed. The attention itself is paged_decode.py'
     its chunks                          [low, low+c) [low+c, low+2c) ...  the last one shorter
     items int32 [.., 4]                 (b, begin, end, row)    row: of the partial results; -1: b has one item, writes `out`
 
-Sequences that see most come first in the list, so that short items fill the gaps at the end of the launch. A sequence whose
-partial results would not fit in the buffers is left whole: slower, never wrong.
+Full chunks come first in the list, those of the longest sequences before others, then what is left of each sequence, the
+longest first, so that short items fill the gaps at the end of the launch. A sequence whose partial results would not fit in the
+buffers is left whole: slower, never wrong.
 
 With prefix groups, chunks that lie wholly in what a sequence shares with its group are not listed here: their partial results,
 the first of its rows, are prefix_decode.py's to write. Where a sequence is cut is the same with and without.
@@ -78,8 +79,14 @@ def _sched_kernel(  # type: ignore[no-untyped-def]
     my_chunk = tl.where(my_rows > 0, tl.sum(tl.where(here, chunk, 0), 0), my_keys)
     my_covered = tl.sum(tl.where(here, covered, 0), 0)
     first_row = tl.sum(tl.where(index < mine, rows, 0), 0)
-    earlier = (keys > my_keys) | ((keys == my_keys) & (index < mine))
-    first_item = tl.sum(tl.where(earlier, count, 0), 0)
+    # All items of a sequence but its last are full chunks; the last ones come behind all of those. (A group may cover the last.)
+    full = tl.maximum(count - 1, 0)
+    before = (keys > my_keys) | ((keys == my_keys) & (index < mine))
+    first_full = tl.sum(tl.where(before, full, 0), 0)
+    rest = tl.where(rows > 0, keys - (rows - 1) * chunk, keys)
+    my_rest = tl.sum(tl.where(here, rest, 0), 0)
+    longer = (count > 0) & ((rest > my_rest) | ((rest == my_rest) & (index < mine)))
+    place_of_last = tl.sum(full, 0) + tl.sum(tl.where(longer, 1, 0), 0)
 
     tl.store(cu_items_ptr + mine + 1, first_row + my_rows)
     if mine == 0:
@@ -93,7 +100,8 @@ def _sched_kernel(  # type: ignore[no-untyped-def]
         number = base + tl.arange(0, WRITE)
         begin = my_len - my_keys + number * my_chunk
         inside = number < my_count
-        record = items_ptr + (first_item + number - my_covered) * 4
+        last = number == my_count - 1
+        record = items_ptr + tl.where(last, place_of_last, first_full + number - my_covered) * 4
         tl.store(record, mine + tl.zeros_like(number), mask=inside)
         tl.store(record + 1, begin, mask=inside)
         tl.store(record + 2, tl.minimum(begin + my_chunk, my_len), mask=inside)
@@ -158,13 +166,15 @@ class Form(Enum):
 
 
 class DecodeSchedule:
-    """One window's items. cu_items, items, num_items: as decode_sched writes them. form, batch and cascade (whether the prefix
-    groups' chunks are left to prefix_decode): of the last schedule()."""
+    """One window's items. cu_items, items, num_items: as decode_sched writes them. tickets [2]: how many items
+    programs of a launch have drawn and how many programs have left; 0 between launches. form, batch and cascade (whether the
+    prefix groups' chunks are left to prefix_decode): of the last schedule()."""
 
     def __init__(self, max_batch: int, max_items: int, capacity: int, device: torch.device) -> None:
         self.cu_items = torch.zeros(max_batch + 1, dtype=torch.int32, device=device)
         self.items = torch.zeros(max(capacity, max_items + max_batch), 4, dtype=torch.int32, device=device)
         self.num_items = torch.zeros(1, dtype=torch.int32, device=device)
+        self.tickets = torch.zeros(2, dtype=torch.int32, device=device)
         self.form = Form.SPLIT
         self.batch: int | None = None
         self.cascade = False

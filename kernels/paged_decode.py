@@ -2,7 +2,8 @@
 has scheduled and writes results or partial results; where sequences are cut is decode_sched.py's business, tile sizes are
 decode_tuning.py's, keys that several sequences share prefix_decode.py's, joining partial results decode_combine.py's.
 
-A persistent grid takes the items in turn, KV heads fastest. The G query heads that share a KV head are the rows of one tile:
+A persistent grid takes the items, KV heads fastest: a program begins with the one of its number, then draws the next that is
+left. Which program computes an item changes no bit of it. The G query heads that share a KV head are the rows of one tile:
 
     q [M >= 16 rows, of which G count; D]  x  K, V [BLOCK_N keys of one chunk; D]  ->  acc [M, D], running max and sum
 
@@ -86,6 +87,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     table_ptr,
     items_ptr,
     num_items_ptr,
+    tickets_ptr,
     out_ptr,
     part_o_ptr,
     part_lse_ptr,
@@ -120,7 +122,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, PADDED_DIM)
     columns = tl.arange(0, BLOCK_N)
     wanted = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    for task in range(program, num_tasks, programs):
+    task = program
+    while task < num_tasks:
         sequence, begin, end, row = next_sequence, next_begin, next_end, next_row
         kv_head = task % NUM_KV_HEADS
         heads = kv_head * GROUP + group
@@ -129,8 +132,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         table = table_ptr + place * stride_table
         keys = begin + columns
         ids = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
-        more = task + programs < num_tasks
-        record = items_ptr + (task + programs) // NUM_KV_HEADS * 4
+        following = programs + tl.atomic_add(tickets_ptr, 1, sem="relaxed")
+        more = following < num_tasks
+        record = items_ptr + following // NUM_KV_HEADS * 4
         next_sequence = tl.load(record, mask=more, other=0)
         next_begin = tl.load(record + 1, mask=more, other=0)
         next_end = tl.load(record + 2, mask=more, other=0)
@@ -154,6 +158,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             slot = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
             tl.store(part_o_ptr + slot[:, None] * HEAD_DIM + dims[None, :], result, mask=wanted)
             tl.store(part_lse_ptr + slot, peak + tl.log2(sums), mask=group < GROUP)
+        task = following
+    if tl.atomic_add(tickets_ptr + 1, 1, sem="acq_rel") == programs - 1:  # the last to leave: all tickets are drawn
+        tl.store(tickets_ptr, 0)
+        tl.store(tickets_ptr + 1, 0)
     let_next_start(DEPENDENT)
 
 
@@ -271,8 +279,8 @@ def paged_decode(
         return out
     joined = _start_prefixes(q, kv, block_table, workspace, scale, softcap) if plan.cascade else None
     _decode_kernel[(workspace.num_programs,)](
-        q, kv, block_table, plan.items, plan.num_items, out, workspace.part_o, workspace.part_lse, *strides, factor, cap,
-        num_stages=tuning.num_stages, **sizes,
+        q, kv, block_table, plan.items, plan.num_items, plan.tickets, out, workspace.part_o, workspace.part_lse,
+        *strides, factor, cap, num_stages=tuning.num_stages, **sizes,
     )  # fmt: skip
     if joined is not None:
         torch.cuda.current_stream(q.device).wait_stream(joined)

@@ -49,7 +49,8 @@ _HALF = {
     16: PrefixTuning(),
     32: PrefixTuning(),
     64: PrefixTuning(),
-    128: PrefixTuning(),
+    # Measured on an H200, 64 sequences that share 4k tokens: alone on its stream it takes 1.08 times as long, 64 keys 1.03 times.
+    128: PrefixTuning(block_n=32, concurrent=True),
     256: PrefixTuning(block_n=32, num_stages=2, programs_per_sm=1),
 }
 # float32 is computed exactly, without tensor cores: small tiles, so that they fit in registers.
