@@ -12,11 +12,11 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu bench-kernels bench-engine bench-serving bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with everything (again only when pyproject.toml or constraints.txt change)
 
@@ -80,8 +80,16 @@ test: setup model ## Run the tests that need no GPU
 # Where there is pytest-xdist, files run side by side: most of the time goes into compiling. More: make test-gpu PYTEST_ARGS="-k sample"
 test-gpu: ## Run the tests that need a GPU, with PYTHON or .venv, whichever sees one
 	@$(call with_gpu,torch triton pytest hypothesis) && \
-	  aside=`"$$python" -c 'import xdist' 2>/dev/null && echo "-n 6 --dist loadfile"`; set -x && PYTHONPATH=src \
+	  aside=`"$$python" -c 'import xdist' 2>/dev/null && echo "-n 6 --dist loadfile"`; set -x && PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" -m pytest -c tests/gpu/pytest.ini --rootdir=. --confcutdir=tests $$aside tests/gpu $(PYTEST_ARGS)
+
+# Without torch's memory pool every tensor is an allocation of its own, so that memcheck sees where it ends. The first run, without
+# a sanitizer, compiles. SANITIZE_ARGS: parts of cases' names, for some of them.
+sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of every kernel (about three minutes)
+	@command -v compute-sanitizer >/dev/null || { echo "make $@ needs compute-sanitizer on the PATH: it comes with the CUDA toolkit"; exit 1; }
+	@$(call with_gpu,torch triton numpy) && set -x && export PYTHONPATH=src:tests/support$${PYTHONPATH:+:$$PYTHONPATH} && \
+	  smoke="$$python tests/support/kernel_smoke.py $(SANITIZE_ARGS)" && check="compute-sanitizer --error-exitcode 3 --target-processes application-only" && \
+	  $$smoke && PYTORCH_NO_CUDA_MEMORY_CACHING=1 $$check --tool memcheck $$smoke && $$check --tool racecheck $$smoke
 
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
@@ -96,20 +104,27 @@ bench-cpu: setup model ## Fairlane against transformers on this CPU, ceilings, a
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_cpu.py $(if $(JSON),--json $(JSON))
 
 bench-kernels: ## The GPU kernels against ceilings and published figures (about two minutes; BENCH_ARGS=--sweep: tuning)
-	@$(call with_gpu,torch triton numpy) && set -x && PYTHONPATH=src:benchmarks \
+	@$(call with_gpu,torch triton numpy) && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_kernels.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-engine: ## The engine on one GPU against vLLM's and transformers' figures (about five minutes; BENCH_ARGS="--only H1")
-	@$(call with_gpu,torch triton numpy yaml) && set -x && PYTHONPATH=src:benchmarks \
+	@$(call with_gpu,torch triton numpy yaml) && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_engine.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-serving: setup model ## The gateway's cost: a load over gRPC against the engine alone (about two minutes; BENCH_ARGS=--help)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_serving.py $(if $(JSON),--json $(JSON)) $(if $(BENCH_ARGS),$(BENCH_ARGS),--scale 0.05 --set threads=1)
 
-bench-gpu: ## Kernels and engine on one H200, results into benchmarks/results (about eight minutes)
+# Where there is no network: the modules that are missing can lie in any folder that PYTHONPATH names.
+bench-serving-gpu: ## The gateway on one GPU: the chat list over gRPC against the engine alone (about three minutes)
+	@$(call with_gpu,torch triton numpy yaml grpc grpc_health grpc_reflection grpc_status watchfiles typer rich tokenizers jinja2 prometheus_client) \
+	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
+	  "$$python" benchmarks/bench_serving.py --device cuda --model llama-3.1-8b $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-gpu: ## Kernels, engine and gateway on one H200, results into benchmarks/results (about twelve minutes)
 	$(MAKE) bench-kernels JSON=benchmarks/results/bench_kernels-h200.json
 	$(MAKE) bench-engine JSON=benchmarks/results/bench_engine-h200.json \
 	  BENCH_ARGS="--model llama-3.1-8b,qwen3-0.6b,llama-2-7b --csv benchmarks/results/bench_engine-h200.csv"
+	$(MAKE) bench-serving-gpu JSON=benchmarks/results/bench_serving-h200.json
 
 check: setup layering protos-check ## Lint, format check, types, import rules, generated code
 	$(BIN)/ruff check .

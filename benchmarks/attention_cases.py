@@ -1,5 +1,5 @@
-"""The attention cases: decode and prefill over a paged cache whose blocks are shuffled and belong to one sequence each. A case's
-input sets are the layers of one pool, as in the engine; what holds no token is NaN."""
+"""The attention cases: decode and prefill over a paged cache whose blocks are shuffled and belong to one sequence each, but for
+what a case says is shared. A case's input sets are the layers of one pool, as in the engine; what holds no token is NaN."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import sdpa_peer
 import torch
 from gpu_timing import Call
 from kernel_case import Bench, Case, World, worst_row
-from kernel_targets import DECODE, PREFILL
+from kernel_targets import CASCADE, DECODE, PREFILL
 from torch import Tensor
 
-from fairlane.kernels import decode_tuning, prefill_tuning
+from fairlane.kernels import decode_tuning, prefill_tuning, prefix_tuning
 from fairlane.kernels.decode_sched import DecodeWorkspace, max_items_for
 from fairlane.kernels.decode_tuning import DecodeTuning
 from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import plan_prefill
 from fairlane.kernels.prefill_tuning import PrefillConfig
+from fairlane.kernels.prefix_groups import PrefixGroup
+from fairlane.kernels.prefix_tuning import PrefixTuning
 
 NAN = float("nan")
 NOWHERE = 2**31 - 1
@@ -57,20 +59,25 @@ class Geometry:
 
 
 class PagedPool:
-    """pool [num_blocks, layers, 2, Hkv, BS, D], its blocks shuffled among sequences of the given lengths; block_table [B, MB]."""
+    """pool [num_blocks, layers, 2, Hkv, BS, D], its blocks shuffled among sequences of the given lengths; block_table [B, MB].
+    shared: tokens, whole blocks, for which all sequences have the first one's blocks."""
 
-    def __init__(self, world: World, geometry: Geometry, lens: Sequence[int], layers: int) -> None:
+    def __init__(self, world: World, geometry: Geometry, lens: Sequence[int], layers: int, shared: int = 0) -> None:
         self.geometry, self.lens = geometry, lens
         size = geometry.block_size
-        needed = [-(-n // size) for n in lens]
+        common = shared // size
+        needed = [-(-n // size) - (common if row else 0) for row, n in enumerate(lens)]
         order = torch.randperm(sum(needed) + SPARE_BLOCKS, device=world.device) + 1
         shape = (len(order) + 1, layers, 2, geometry.num_kv_heads, size, geometry.head_dim)
         self.pool = world.normal(*shape)
         self.pool[0] = 0.0
         self.pool[order[sum(needed) :]] = NAN
-        self.block_table = torch.full((len(lens), max(needed) + 1), NOWHERE, dtype=torch.int32, device=world.device)
+        width = -(-max(lens) // size) + 1
+        self.block_table = torch.full((len(lens), width), NOWHERE, dtype=torch.int32, device=world.device)
         for row, (begin, count) in enumerate(zip(accumulate([0, *needed]), needed, strict=False)):
-            self.block_table[row, :count] = order[begin : begin + count]
+            first = common if row else 0
+            self.block_table[row, :first] = self.block_table[0, :first]
+            self.block_table[row, first : first + count] = order[begin : begin + count]
             if lens[row] % size:
                 self.pool[order[begin + count - 1], :, :, :, lens[row] % size :] = NAN
 
@@ -97,18 +104,24 @@ def exact_attention(q: Tensor, tokens: Tensor, positions: Tensor, geometry: Geom
 class DecodeBench(Bench):
     """One layer's attention of one query per sequence; the schedule, made once per step for all layers, is not timed.
 
-    bounded: the caller knows the longest sequence, and says so.
+    bounded: the caller knows the longest sequence, and says so. shared: tokens of a prefix that all sequences share; its bytes
+    count once.
     """
 
-    def __init__(self, world: World, lens: Sequence[int], geometry: Geometry, bounded: bool = True) -> None:
+    def __init__(self, world: World, lens: Sequence[int], geometry: Geometry, bounded: bool = True, shared: int = 0) -> None:
         self._world, self._bounded = world, bounded
         self._geometry = geometry.shrunk() if world.tiny else geometry
-        self._lens = [world.size(n, 40 + 7 * row) for row, n in enumerate(lens[: world.size(len(lens), 3)])]
-        self.bytes_moved = float(self._geometry.kv_bytes(sum(self._lens), world.dtype))
+        smallest = world.size(shared, 512) + 40
+        self._lens = [world.size(n, smallest + 7 * row) for row, n in enumerate(lens[: world.size(len(lens), 3)])]
+        self._shared = world.size(shared, 512)
+        read = self._shared + sum(n - self._shared for n in self._lens)
+        self.bytes_moved = float(self._geometry.kv_bytes(read, world.dtype))
         short = bounded and max(lens) <= 64
         self.candidates = decode_tuning.SHORT_CANDIDATES if short else decode_tuning.CANDIDATES
+        if shared:
+            self.candidates = ()  # these are for sequences on their own
         sets = world.sets(self.bytes_moved)
-        self._paged = PagedPool(world, self._geometry, self._lens, sets)
+        self._paged = PagedPool(world, self._geometry, self._lens, sets, self._shared)
         self._q = world.normal(sets, len(self._lens), self._geometry.num_heads, self._geometry.head_dim)
         self._out = torch.full_like(self._q, NAN)
         self._seq_lens = torch.tensor(self._lens, dtype=torch.int32, device=world.device)
@@ -126,7 +139,7 @@ class DecodeBench(Bench):
         return max(self._row_error(row) for row in sorted(rows)[:CHECKED_SEQUENCES])
 
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        if len(set(self._lens)) > 1:
+        if len(set(self._lens)) > 1 or self._shared:
             return {}
         g = self._geometry
         return sdpa_peer.calls(
@@ -165,6 +178,34 @@ class DecodeBench(Bench):
             workspace=workspace,
             out=self._out[layer],
         )
+
+
+class CascadeBench(DecodeBench):
+    """The same, with the prefix that all sequences share computed once per tile of them."""
+
+    def __init__(self, world: World, lens: Sequence[int], geometry: Geometry, shared: int) -> None:
+        super().__init__(world, lens, geometry, bounded=False, shared=shared)
+        self.candidates = prefix_tuning.CANDIDATES
+
+    def _workspace(self, tuning: PrefixTuning | None) -> DecodeWorkspace:
+        g, batch, dtype = self._geometry, len(self._lens), self._world.dtype
+        decode = decode_tuning.tuning_for(g.head_dim, g.group_size, dtype, g.block_size)
+        workspace = DecodeWorkspace(
+            batch,
+            max_items_for(batch, 8 * K, decode),
+            g.num_heads,
+            g.num_kv_heads,
+            g.head_dim,
+            self._world.device,
+            dtype,
+            block_size=g.block_size,
+            tuning=decode,
+            prefix=tuning or prefix_tuning.tuning_for(g.head_dim, dtype),
+        )
+        assert workspace.groups is not None
+        workspace.groups.fill([PrefixGroup(range(batch), self._shared)])
+        workspace.schedule(self._seq_lens, cascade=True)
+        return workspace
 
 
 class PrefillBench(Bench):
@@ -243,6 +284,11 @@ _DECODE_LENS: dict[str, list[int]] = {
     "32x4k MHA": [4 * K] * 32,
     "1x128k+31x4k": [128 * K, *[4 * K] * 31],
 }
+_SHARED = {
+    "64x(4k shared + 256)": (64, 4 * K, 256),
+    "8x(4k shared + 256)": (8, 4 * K, 256),
+    "256x(1k shared + 256)": (256, K, 256),
+}
 _PREFILL_SHAPES = {
     "4x512": (4, 512, 512),
     "2x2048": (2, 2 * K, 2 * K),
@@ -259,7 +305,19 @@ def decode_cases(block_size: int) -> list[Case]:
         cases.append(Case("decode", "paged_decode", name, prepare, DECODE[name], block_size))
     # The same batch where no graph may count on its being short.
     unknown = partial(DecodeBench, lens=[64] * 256, geometry=Geometry(block_size=block_size), bounded=False)
-    return [*cases, Case("decode", "paged_decode", "256x64, unbounded", unknown, None, block_size)]
+    cases.append(Case("decode", "paged_decode", "256x64, unbounded", unknown, None, block_size))
+    return cases
+
+
+def cascade_cases(block_size: int) -> list[Case]:
+    """A prompt that many sequences share, read once and, for comparison, by each of them: from the L2 cache, mostly."""
+    cases = []
+    for name, (batch, shared, own) in _SHARED.items():
+        parts = {"lens": [shared + own] * batch, "geometry": Geometry(block_size=block_size), "shared": shared}
+        once, each = partial(CascadeBench, **parts), partial(DecodeBench, bounded=False, **parts)
+        cases.append(Case("cascade", "prefix_decode", name, once, CASCADE.get(name), block_size))
+        cases.append(Case("cascade", "paged_decode", f"{name}, each", each, None, block_size))
+    return cases
 
 
 def prefill_cases(block_size: int) -> list[Case]:

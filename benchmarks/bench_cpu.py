@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import profile_cpu
-from report import Check, console, print_checks, print_rows, write_json
+from report import console, print_checks, print_rows, write_json
+
+from fairlane.bench.results import Check
 
 PROMPT_TOKENS = (16, 256)
 OUTPUT_TOKENS = (16, 96)

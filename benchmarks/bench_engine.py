@@ -6,7 +6,8 @@ In process, random weights, greedy, token ids in and out, prefix caching off; al
     python benchmarks/bench_engine.py                                       H1 to H4 and IDLE of llama-3.1-8b
     python benchmarks/bench_engine.py --model qwen3-0.6b,llama-2-7b         what is compared of other models
     python benchmarks/bench_engine.py --only H2-B32,H3 --budget-s 240       some rows; none begins, or goes on, after 240 s
-    python benchmarks/bench_engine.py --only POLICY                         VIP and FAIR against FCFS, 100 tenants: long
+    python benchmarks/bench_engine.py --only POLICY                         VIP and FAIR against FCFS: 24 runs, ten minutes
+    python benchmarks/bench_engine.py --only POLICY --policy-rounds 1       8 runs; fcfs_apart says how much to believe of it
     python benchmarks/bench_engine.py --device cpu --model tiny.json --scale 0.02      a dry run on any machine
 
 A line is printed as soon as a run is over. The settings of the worker are in worker_h200.yaml, the peers' figures in
@@ -26,20 +27,22 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from engine_host import HostTimes
-from engine_loads import POLICY_TENANTS, Case, Lengths, cases, chat_lengths, chosen, warm_up
-from engine_peers import Peers, Row, checks, figures, median_run
+from engine_loads import POLICY_TENANTS, Case, cases, chosen, warm_up
+from engine_peers import Peers, checks
 from engine_policies import POLICY_ROUNDS, compare
-from engine_run import Bench, OutOfTimeError, RunError
 from engine_show import COMPARED, TABLES, append_csv, group_of, summary, table
 from report import print_checks, print_rows, write_json
 
+from fairlane.bench.figures import Row, figures, median_run
+from fairlane.bench.host_times import HostTimes
+from fairlane.bench.loads import Lengths, chat_lengths
+from fairlane.bench.run import Bench, OutOfTimeError, RunError
 from fairlane.clock import MonotonicClock
 from fairlane.config.overrides import override
 from fairlane.config.schema import field_at
 from fairlane.config.strict import load_file
-from fairlane.scheduler.executor import Executor
 from fairlane.worker.config import Device, WorkerConfig
+from fairlane.worker.executors import make_executor
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "configs" / "models"
@@ -128,7 +131,7 @@ def run_model(session: Session, model: str, chat: Lengths) -> None:
         return
     began_s = time.monotonic()
     config = worker_config(given, model)
-    executor = make_executor(config)
+    executor = make_executor(config, MonotonicClock())
     try:
         info = executor.info
         tokens = (info.num_blocks - 1) * info.block_size
@@ -168,17 +171,6 @@ def worker_config(given: argparse.Namespace, model: str) -> WorkerConfig:
     if unknown:
         raise ValueError(f"--set: a worker has no {', '.join(unknown)}")
     return override(config, flags)
-
-
-def make_executor(config: WorkerConfig) -> Executor:
-    """As the worker does. Raises ModelLoadError."""
-    if config.device is Device.CUDA:
-        from fairlane.worker.cuda_executor import CudaExecutor  # needs Triton
-
-        return CudaExecutor(config)
-    from fairlane.worker.executor import LocalExecutor
-
-    return LocalExecutor(config, MonotonicClock())
 
 
 def device_facts(given: argparse.Namespace) -> str:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from report import Check, console, print_checks, print_rows, write_json
+from report import console, print_checks, print_rows, write_json
 from rich.progress import track
 
+from fairlane.bench.results import Check
 from fairlane.clock import FakeClock
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.executor import ExecutorInfo

@@ -35,19 +35,23 @@ from pathlib import Path
 
 import bench_engine
 import grpc
-from bench_engine import HERE, Row, assignment, make_executor, positive
-from engine_loads import PLANS, Load, cases, chat_lengths, warm_up
-from engine_peers import figures as offline_figures
-from engine_peers import median_run
-from engine_run import Bench, RunError
+from bench_engine import HERE, Row, assignment, positive
+from engine_loads import PLANS, cases, warm_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from report import Check, print_checks, print_rows, write_json
+from report import print_checks, print_rows, write_json
 from serving_load import CHANNEL_OPTIONS, GRACE_S, NotServingError, Order, drive, failure_of, figures, shared_out
 
+from fairlane.bench.figures import figures as offline_figures
+from fairlane.bench.figures import median_run
+from fairlane.bench.loads import Load, chat_lengths
+from fairlane.bench.results import Check
+from fairlane.bench.run import Bench, RunError
+from fairlane.clock import MonotonicClock
 from fairlane.errors import ConfigError
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 from fairlane.protos.fairlane.v1.inference_pb2_grpc import InferenceStub
 from fairlane.worker.config import LoadFormat, WorkerConfig
+from fairlane.worker.executors import make_executor
 
 REQUIRED = 0.95
 LOOK_S = 5.0
@@ -58,7 +62,14 @@ scheduler: {tiers: fcfs, within_tier: fcfs}
 tiers: {standard: {priority: 50}}
 organisations: {bench: {tenants: {load: {tiers: [standard]}}}}
 """
-GATEWAY = "admin_port: 0\nmetrics_port: 0\ndefault_max_duration: 1h\ndrain_grace: 1s\nmax_concurrent_rpcs: 100000\n"
+# A step that compiles a kernel may take longer than users are to wait for a hung worker.
+GATEWAY = """admin_port: 0
+metrics_port: 0
+default_max_duration: 1h
+drain_grace: 1s
+max_concurrent_rpcs: 100000
+worker_timeout: 2m
+"""
 SHOWN = (
     *("row", "via", "requests", "failed", "output_tokens", "wall_s", "out_tok_s"),
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "client_cpus", "grpc / offline", "failures"),
@@ -181,7 +192,7 @@ def offline(given: argparse.Namespace, config: WorkerConfig, load: Load, say: Sa
 def offline_process(given: argparse.Namespace, config: WorkerConfig, load: Load, pipe: Connection) -> None:
     """Sends a row per run, the warm-up's first, or a text that says what went wrong."""
     try:
-        executor = make_executor(config)
+        executor = make_executor(config, MonotonicClock())
         bench = Bench(executor, config)
         for number in range(given.repeats + 1):
             one = load if number else warming(given, executor.info.max_model_len)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from report import Check, console, print_checks, print_rows, write_json
+from report import console, print_checks, print_rows, write_json
 from rich.progress import Progress
 
+from fairlane.bench.results import Check
 from fairlane.clock import MonotonicClock
 from fairlane.embedded import resolve
 from fairlane.scheduler.driver import EngineDriver

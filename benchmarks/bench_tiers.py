@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import Check, console, print_checks, print_rows, write_json
+from report import console, print_checks, print_rows, write_json
 
+from fairlane.bench.results import Check
 from fairlane.clock import MonotonicClock
 from fairlane.embedded import resolve
 from fairlane.scheduler.driver import EngineDriver

@@ -1,59 +1,23 @@
 """The loads H1 to H4 that bench_engine.py runs: how many requests of which lengths, how often, and which run of several counts.
-What other engines do with the same loads is engine_peers.py's; how a load is run is engine_run.py's.
+What other engines do with the same loads is engine_peers.py's; how a load is run is fairlane.bench.run's.
 
     H1   one request, 128 in, 256 out                              median of three by output tokens/s, after a discarded one
     H2   B requests at once, 512 in, 128 out                       median of three by output tokens/s
-    H3   the 512 requests of workloads/chat_512.json at once       one run
+    H3   the 512 requests of the chat list at once                 one run
     H4   prefill, one token out: 1 x 8000, 8 x 2000                median of three by the last first token
 """
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-CHAT = Path(__file__).resolve().parent / "workloads" / "chat_512.json"
+from fairlane.bench.loads import Lengths, Load, uniform
+
 GROUPS = ("H1", "H2", "H3", "H4", "IDLE", "POLICY")
 BATCHES = (8, 32, 64, 128, 256)
 IDLE_BATCHES = (32, 256)
 POLICY_TENANTS = 100
-
-Lengths = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests that are all submitted at once. lengths: (prompt tokens, output tokens) of each, in order."""
-
-    lengths: Lengths
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(prompt for prompt, _ in self.lengths)
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(output for _, output in self.lengths)
-
-    def prompts(self, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
-        """Uniformly random token ids, the same for the same seed."""
-        rng, ids = random.Random(seed), range(vocab_size)
-        return [tuple(rng.choices(ids, k=prompt)) for prompt, _ in self.lengths]
-
-    def scaled(self, scale: float) -> Load:
-        """Fewer and shorter requests, for a machine that could not run the whole: counts and lengths times `scale`, at least
-        1, outputs at least 2 unless the load is prefill only. A scale of 1 changes nothing."""
-        if scale == 1:
-            return self
-        count = max(1, round(self.num_requests * scale))
-        return Load(tuple((max(1, round(p * scale)), max(min(2, o), round(o * scale))) for p, o in self.lengths[:count]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +54,6 @@ PLANS = {
     "qwen3-0.6b": ModelPlan(groups=("H1", "H2", "IDLE"), batches=(1, 64, 256)),
     "llama-2-7b": ModelPlan(groups=("H3",), chat_parts=(128, 32), chat_seqs=()),
 }
-
-
-def uniform(count: int, prompt: int, output: int) -> Load:
-    return Load(((prompt, output),) * count)
-
-
-def chat_lengths(path: Path = CHAT) -> Lengths:
-    """(prompt, output) of the chat list, in order."""
-    return tuple((prompt, output) for prompt, output in json.loads(path.read_text(encoding="utf-8"))["lengths"])
 
 
 def cases(model: str, chat: Lengths, scale: float = 1.0, repeats: int | None = None) -> list[Case]:

@@ -1,72 +1,19 @@
-"""What a run comes to in figures, what other engines had on the same load (peers_h200.json), and the checks: which figure must
-reach how much of whose. Running loads is engine_run.py's business."""
+"""What other engines had on the same loads (peers_h200.json), and the checks: which figure must reach how much of whose. What a
+run comes to in figures is fairlane.bench.figures'."""
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_run import Outcome
-from report import Check
+from fairlane.bench.figures import Row
+from fairlane.bench.results import Check
 
 PEERS = Path(__file__).resolve().parent / "peers_h200.json"
 VLLM, HF_CONTINUOUS, HF_STATIC = "vllm", "transformers continuous batching", "transformers generate"
-Row = dict[str, Any]
-
-
-# -- figures -------------------------------------------------------------------------------------------------------------
-
-
-def figures(outcome: Outcome) -> Row:
-    """Rates over the time from submission to the last end; TTFT counts from submission; TPOT of a request is the time from its
-    first to its last token over its tokens less one (None where no request has two)."""
-    load, tracks = outcome.load, outcome.tracks
-    wall_s = max(track.ended_s for track in tracks) - outcome.start_s
-    ttft = sorted(1e3 * (track.first_s - outcome.start_s) for track in tracks)
-    tpot = sorted(1e3 * (t.last_s - t.first_s) / (t.num_tokens - 1) for t in tracks if t.num_tokens > 1)
-    return {
-        "requests": load.num_requests,
-        "prompt_tokens": load.prompt_tokens,
-        "output_tokens": load.output_tokens,
-        "wall_s": wall_s,
-        "out_tok_s": load.output_tokens / wall_s,
-        "total_tok_s": (load.prompt_tokens + load.output_tokens) / wall_s,
-        "req_s": load.num_requests / wall_s,
-        **_spread("ttft", ttft),
-        "ttft_last_ms": ttft[-1],
-        "prefill_tok_s": 1e3 * load.prompt_tokens / ttft[-1],
-        **_spread("tpot", tpot),
-        "decoding_tok_s": all_decoding(outcome),
-        "preemptions": outcome.preemptions,
-        "recomputed_tokens": outcome.recomputed_tokens,
-    }
-
-
-def all_decoding(outcome: Outcome) -> float | None:
-    """Tokens/s between the last first token and the first end of a request; None if there is no such time."""
-    since_s, until_s = outcome.all_decoding_s
-    if until_s <= since_s:
-        return None
-    return sum(count for now_s, count in outcome.steps if since_s < now_s <= until_s) / (until_s - since_s)
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of sorted values, linear between neighbours."""
-    place = part * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def _spread(name: str, ordered: Sequence[float]) -> Row:
-    if not ordered:
-        return dict.fromkeys((f"{name}_mean_ms", f"{name}_p50_ms", f"{name}_p99_ms"))
-    mean, p50, p99 = statistics.fmean(ordered), percentile(ordered, 0.5), percentile(ordered, 0.99)
-    return {f"{name}_mean_ms": mean, f"{name}_p50_ms": p50, f"{name}_p99_ms": p99}
 
 
 # -- peers ---------------------------------------------------------------------------------------------------------------
@@ -112,6 +59,7 @@ class Peers:
 # -- checks --------------------------------------------------------------------------------------------------------------
 
 MAX_TPOT_MS = {"llama-3.1-8b": 4.4, "qwen3-0.6b": 1.3}
+MIN_POLICY_RATIO = 0.99
 MAX_HOST_MS = {"IDLE-B32": 0.7, "IDLE-B256": 1.5}
 MEAN_DECODING_RATIO = 1.07
 SHORT = {"llama-3.1-8b": "8B", "llama-2-7b": "7B", "qwen3-0.6b": "0.6B"}
@@ -139,6 +87,12 @@ def _of_model(model: str, rows: Mapping[str, Row], peers: Peers) -> Iterator[Che
         for row, most in MAX_HOST_MS.items():
             if row in rows:
                 yield _at_most(f"{row}-{name}", "host work a step", rows[row]["host_ms"], most, None)
+        yield from (_policy(row) for key, row in rows.items() if key.startswith("POLICY-"))
+
+
+def _policy(row: Row) -> Check:
+    what = f"output rate / FCFS, 100 tenants, A B B A x {row['rounds']}"
+    return Check(row["row"], what, row["ratio"], f">= {MIN_POLICY_RATIO}", "x", row["ratio"] >= MIN_POLICY_RATIO)
 
 
 def _h2(model: str, rows: Mapping[str, Row], peers: Peers) -> Iterator[Check]:
@@ -188,9 +142,3 @@ def _at_least(name: str, what: str, measured: float, factor: float, peer: str, f
 def _at_most(name: str, what: str, measured: float, most: float, peer: float | None) -> Check:
     against = "" if peer is None else f"; {measured / peer:.2f} x vllm's {peer:g}"
     return Check(name, f"{what}{against}", measured, f"<= {most:.4g}", "ms", measured <= most)
-
-
-def median_run(runs: Sequence[Row], by: str) -> Row:
-    """The run whose figure is the middle one; of an even number the lower middle."""
-    key: Callable[[Row], float] = lambda run: run[by]  # noqa: E731
-    return sorted(runs, key=key)[(len(runs) - 1) // 2]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from engine_peers import Row
+from fairlane.bench.figures import Row
 
 # What is shown of a row; "ttft" and "tpot" stand for mean/p50/p99 in milliseconds. --json and --csv have all.
 TABLES = {
@@ -17,7 +17,7 @@ TABLES = {
     "H4": ("ttft_last_ms", "ttft_mean_ms", "prefill_tok_s"),
     "IDLE": ("step_ms", "host_ms", "host_p99_ms", "schedule_ms", "launch_ms", "update_ms", "take_ms", "rest_ms", "wait_ms",
              "runner_ms", "device_idle_us"),
-    "POLICY": ("fcfs_tok_s", "tok_s", "ratio", "worst_ratio", "preemptions"),
+    "POLICY": ("fcfs_tok_s", "tok_s", "ratio", "worst_ratio", "fcfs_apart", "rounds", "preemptions"),
 }  # fmt: skip
 COMPARED = {
     "H1": ("tpot_ms", "ttft_ms"),

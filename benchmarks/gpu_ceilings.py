@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from gpu_timing import Call, Timer
 from kernel_case import World
-from report import nvidia_smi
 from torch import Tensor
+
+from fairlane.bench.results import nvidia_smi
 
 BLOCK_BYTES = 2 << 20  # one KV block of 16 tokens of an 8B model, all layers
 

@@ -60,6 +60,9 @@ DECODE = {
     "1x128k+31x4k": Target(310, 275),
 }
 
+# A prompt's keys and values shared by all sequences; each alone would read 1.1 GB.
+CASCADE = {"64x(4k shared + 256)": Target(75, 50, 265.0, f"{_VLLM}, FA3, 8x32k: about the bytes read without sharing")}
+
 PREFILL = {
     "4x512": Target(150, 190, 218.0, "TileOPs, FlashInfer", Unit.TFLOPS),
     "2x2048": Target(320, 390, 425.0, "TileOPs, FlashInfer", Unit.TFLOPS),

@@ -4,18 +4,13 @@ checks (measured against required) and the rows. On a terminal rich draws the ta
 from __future__ import annotations
 
 import csv
-import json
-import os
-import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from fairlane.bench.results import Check, write_document
 
 try:
     from rich.console import Console
@@ -45,58 +40,6 @@ class PlainConsole:
 console = Console(width=None if sys.stdout.isatty() else 150) if RICH else PlainConsole()
 
 
-@dataclass(frozen=True)
-class Check:
-    """One figure that must hold. `passed` is decided by whoever measured it."""
-
-    id: str
-    what: str
-    measured: float
-    required: str
-    unit: str
-    passed: bool
-
-
-def environment() -> dict[str, Any]:
-    """The machine and the versions that the figures depend on."""
-    packages = {}
-    for name in ("torch", "triton", "transformers", "grpcio", "numpy", "fairlane"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = None
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "gpus": nvidia_smi("name", "driver_version"),
-        "packages": packages,
-        "command": " ".join(sys.argv),
-    }
-
-
-def nvidia_smi(*fields: str) -> list[str]:
-    """One line per GPU, the fields separated by commas; empty where there is no GPU or nvidia-smi cannot say."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """A table whose columns are the keys of the first row."""
     if rows:
@@ -115,9 +58,7 @@ def write_json(path: Path | None, checks: Sequence[Check], rows: Sequence[Mappin
     """Writes the document, if a path was asked for."""
     if path is None:
         return
-    plain = [{("pass" if key == "passed" else key): value for key, value in asdict(check).items()} for check in checks]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"env": environment(), "checks": plain, "rows": list(rows)}, indent=1) + "\n")
+    write_document(path, checks, rows)
     console.print(f"written: {path}")
 
 

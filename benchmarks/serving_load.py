@@ -17,11 +17,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import grpc
-from engine_loads import Load
-from engine_peers import Row, percentile
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from fairlane.bench.figures import Row, percentile
+from fairlane.bench.loads import Load
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 
 GENERATE = "/fairlane.v1.Inference/Generate"

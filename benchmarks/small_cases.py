@@ -1,9 +1,9 @@
 """The cases of the ops between the attention and the matrix products, at the sizes of an 8B model (hidden 4096, MLP 14336, 32
-query and 8 KV heads of 128), and of those products themselves."""
+query and 8 KV heads of 128)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,13 @@ import torch
 from attention_cases import Geometry, K
 from gpu_timing import Call
 from kernel_case import Bench, Case, World, worst_row
-from kernel_targets import LINEAR, SMALL, Target
+from kernel_targets import SMALL
 from torch import Tensor
 
 from fairlane.kernels import add_rmsnorm as norm_module
 from fairlane.kernels import decode_tuning, reference_step
 from fairlane.kernels import rope_norm_write as rope_module
 from fairlane.kernels import silu_mul as silu_module
-from fairlane.kernels import skinny_linear as skinny_module
 from fairlane.kernels import step_prep as step_module
 from fairlane.kernels.decode_combine import decode_combine
 from fairlane.kernels.decode_sched import DecodeWorkspace, max_items_for
@@ -26,16 +25,6 @@ from fairlane.kernels.decode_tuning import DecodeTuning
 
 HIDDEN, GATE_UP = 4096, 28672
 EPS = 1e-5
-LINEARS = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}  # inputs, outputs
-SMALL_LINEARS = {"qkv": (1024, 4096), "o": (2048, 1024), "gate_up": (1024, 6144), "down": (3072, 1024)}  # Qwen3-0.6B's
-
-# Of one row: accept and good, and what cuBLAS takes, its second launch included.
-SKINNY = {
-    ("8B", "qkv"): Target(16.25, 13.5, 16.25, "cuBLAS in a graph, H200"),
-    ("8B", "o"): Target(12.5, 9.5, 12.5, "cuBLAS in a graph, H200"),
-    ("8B", "down"): Target(31.25, 29.5, 31.25, "cuBLAS in a graph, H200"),
-    **{("0.6B", name): Target(4) for name in SMALL_LINEARS},
-}
 
 
 class NormBench(Bench):
@@ -173,34 +162,6 @@ class CombineBench(Bench):
         )  # fmt: skip
 
 
-class SkinnyBench(Bench):
-    """A linear layer of few rows. Swept by kernel: the rows that share one share its candidates."""
-
-    tolerance = 8e-3
-
-    def __init__(self, world: World, tokens: int, inputs: int, outputs: int) -> None:
-        inputs, outputs = world.size(inputs, 136), world.size(outputs, 40)
-        self.bytes_moved = float((tokens * (inputs + outputs) + inputs * outputs) * world.dtype.itemsize)
-        sets = world.sets(self.bytes_moved)
-        self._x, self._weight = world.normal(sets, tokens, inputs), world.normal(sets, outputs, inputs)
-        self._out = world.normal(sets, tokens, outputs)
-        swept = {1: skinny_module.CANDIDATES, 4: skinny_module.DOTS_CANDIDATES}.get(tokens, ())
-        self.candidates = [one for one in swept if one.block_k <= max(1024, 2 * inputs) or world.tiny]
-
-    def calls(self, config: Any = None) -> Sequence[Call]:
-        triples = zip(self._x, self._weight, self._out, strict=True)
-        return [partial(skinny_module.skinny_linear, x, weight, out=out, config=config) for x, weight, out in triples]
-
-    def error(self, config: Any = None) -> float:
-        self._out[0] = torch.nan
-        self.calls(config)[0]()
-        return worst_row(self._out[0], self._x[0].double() @ self._weight[0].double().t())
-
-    def peers(self) -> Mapping[str, Sequence[Call]]:
-        triples = zip(self._x, self._weight, self._out, strict=True)
-        return {"cuBLAS": [partial(torch.mm, x, weight.t(), out=out) for x, weight, out in triples]}
-
-
 class StepPrepBench(Bench):
     """A step's inputs for 64 running sequences of 4k tokens out of 256 slots."""
 
@@ -230,29 +191,6 @@ class StepPrepBench(Bench):
         return float(not all(torch.equal(getattr(self._out, name), getattr(expected, name)) for name in names))
 
 
-class LinearBench(Bench):
-    """torch's own product: what the engine's linear layers take, beside the rate of a large square product."""
-
-    tolerance = 8e-3
-
-    def __init__(self, world: World, tokens: int, inputs: int, outputs: int) -> None:
-        tokens, inputs, outputs = (world.size(n, 48) for n in (tokens, inputs, outputs))
-        self.flops = 2.0 * tokens * inputs * outputs
-        self.bytes_moved = float((tokens * (inputs + outputs) + inputs * outputs) * world.dtype.itemsize)
-        sets = world.sets(self.bytes_moved)
-        self._x, self._weight = world.normal(sets, tokens, inputs), world.normal(sets, outputs, inputs)
-        self._out = world.normal(sets, tokens, outputs)
-
-    def calls(self, config: Any = None) -> Sequence[Call]:
-        triples = zip(self._x, self._weight, self._out, strict=True)
-        return [partial(torch.mm, x, weight.t(), out=out) for x, weight, out in triples]
-
-    def error(self, config: Any = None) -> float:
-        self.calls()[0]()
-        rows = slice(0, 16)
-        return worst_row(self._out[0, rows], self._x[0, rows].double() @ self._weight[0].double().t())
-
-
 def small_cases(block_size: int) -> list[Case]:
     geometry = Geometry(block_size=block_size)
     cases = []
@@ -266,13 +204,4 @@ def small_cases(block_size: int) -> list[Case]:
         prepare = partial(CombineBench, lens=lens, geometry=geometry)
         cases.append(Case("small", "decode_combine", name, prepare, SMALL.get(("decode_combine", len(lens))), block_size))
     cases.append(Case("small", "step_prep", "64x4k", partial(StepPrepBench, rows=64, tokens=4 * K), None, 16))
-    for name, (inputs, outputs) in LINEARS.items():
-        prepare = partial(LinearBench, tokens=4096, inputs=inputs, outputs=outputs)
-        cases.append(Case("small", "linear (cuBLAS)", f"4096 tokens, {name}", prepare, LINEAR))
-    for model, layers in (("8B", LINEARS), ("0.6B", SMALL_LINEARS)):
-        for name, (inputs, outputs) in layers.items():
-            for tokens in (1, 2, 4, 8):
-                prepare = partial(SkinnyBench, tokens=tokens, inputs=inputs, outputs=outputs)
-                target = SKINNY.get((model, name)) if tokens == 1 else None
-                cases.append(Case("small", "skinny_linear", f"{model} {name}, M={tokens}", prepare, target))
     return cases

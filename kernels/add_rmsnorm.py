@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fairlane.kernels.dependent import launch_options, let_next_start, wait_for_inputs
+
 MAX_WIDTH = 16384  # a program holds its whole row in registers
 
 
@@ -39,27 +41,55 @@ def _normalise(wide, weight, eps, dtype: tl.constexpr, WIDTH: tl.constexpr):  # 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rmsnorm_kernel(  # type: ignore[no-untyped-def]
-    x, weight, out, eps, stride_x, stride_out, WIDTH: tl.constexpr, TILE: tl.constexpr
+    x, weight, out, eps, stride_x, stride_out, WIDTH: tl.constexpr, TILE: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < WIDTH
-    wide = tl.load(x + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
+    wide = tl.load(x + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    let_next_start(DEPENDENT)
     tl.store(out + row * stride_out + columns, _normalise(wide, scales, eps, out.dtype.element_ty, WIDTH), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_rmsnorm_kernel(  # type: ignore[no-untyped-def]
-    x, residual, weight, out, eps, stride_x, stride_residual, stride_out, WIDTH: tl.constexpr, TILE: tl.constexpr
+    x, residual, weight, out, eps, stride_x, stride_residual, stride_out,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < WIDTH
     at_residual = residual + row * stride_residual + columns
+    scales = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
     added = tl.load(x + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     total = (tl.load(at_residual, mask=inside, other=0.0).to(tl.float32) + added).to(residual.dtype.element_ty)
+    let_next_start(DEPENDENT)
+    tl.store(at_residual, total, mask=inside)
+    normed = _normalise(total.to(tl.float32), scales, eps, out.dtype.element_ty, WIDTH)
+    tl.store(out + row * stride_out + columns, normed, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _join_add_rmsnorm_kernel(  # type: ignore[no-untyped-def]
+    parts, residual, weight, out, eps, num_rows, stride_residual, stride_out,
+    SPLITS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, TILE)
+    inside = columns < WIDTH
+    dtype: tl.constexpr = residual.dtype.element_ty
     scales = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
+    added = tl.load(parts + row * WIDTH + columns, mask=inside, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        added += tl.load(parts + (num_rows.to(tl.int64) * split + row) * WIDTH + columns, mask=inside, other=0.0)
+    at_residual = residual + row * stride_residual + columns
+    before = tl.load(at_residual, mask=inside, other=0.0).to(tl.float32)
+    let_next_start(DEPENDENT)
+    total = (before + added.to(dtype).to(tl.float32)).to(dtype)  # rounded where a product of its own would have been
     tl.store(at_residual, total, mask=inside)
     normed = _normalise(total.to(tl.float32), scales, eps, out.dtype.element_ty, WIDTH)
     tl.store(out + row * stride_out + columns, normed, mask=inside)
@@ -99,7 +129,15 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None,
         tile, num_warps = _launch_shape(weight.shape[0], config)
         strides = rows.stride(0), results.stride(0)
         _rmsnorm_kernel[(rows.shape[0],)](
-            rows, weight, results, float(eps), *strides, WIDTH=weight.shape[0], TILE=tile, num_warps=num_warps
+            rows,
+            weight,
+            results,
+            float(eps),
+            *strides,
+            WIDTH=weight.shape[0],
+            TILE=tile,
+            num_warps=num_warps,
+            **launch_options(x.device),
         )
     return out
 
@@ -120,8 +158,40 @@ def add_rmsnorm(
         tile, num_warps = _launch_shape(weight.shape[0], config)
         strides = x.stride(0), residual.stride(0), out.stride(0)
         _add_rmsnorm_kernel[(x.shape[0],)](
-            x, residual, weight, out, float(eps), *strides, WIDTH=weight.shape[0], TILE=tile, num_warps=num_warps
+            x,
+            residual,
+            weight,
+            out,
+            float(eps),
+            *strides,
+            WIDTH=weight.shape[0],
+            TILE=tile,
+            num_warps=num_warps,
+            **launch_options(x.device),
         )
+    return out
+
+
+def join_add_rmsnorm(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, config: NormConfig | None = None
+) -> Tensor:
+    """add_rmsnorm of the sum over the first dimension of parts, float32 [S, T, N], contiguous, as split_linear leaves them.
+
+    Summed in order of S, then rounded to residual's dtype, as if the product had been one. Otherwise as add_rmsnorm.
+    """
+    out = torch.empty_like(residual, memory_format=torch.contiguous_format) if out is None else out
+    _check(weight, residual, out)
+    if parts.dim() != 3 or parts.shape[0] < 1 or not parts.shape[1:] == residual.shape == out.shape:
+        raise ValueError(f"parts are {list(parts.shape)}, residual {list(residual.shape)}, out {list(out.shape)}")
+    if parts.dtype != torch.float32 or not parts.is_contiguous():
+        raise ValueError(f"parts must be contiguous float32; they are {parts.dtype} by {parts.stride()}")
+    rows = residual.shape[0]
+    if rows:
+        tile, num_warps = _launch_shape(weight.shape[0], config)
+        sizes = {"SPLITS": parts.shape[0], "WIDTH": weight.shape[0], "TILE": tile, "num_warps": num_warps}
+        sizes |= launch_options(residual.device)
+        strides = residual.stride(0), out.stride(0)
+        _join_add_rmsnorm_kernel[(rows,)](parts, residual, weight, out, float(eps), rows, *strides, **sizes)
     return out
 
 

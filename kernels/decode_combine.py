@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _join_many(  # type: ignore[no-untyped-def]
@@ -87,10 +89,12 @@ def _join_few(  # type: ignore[no-untyped-def]
 def _combine_kernel(  # type: ignore[no-untyped-def]
     part_o_ptr, part_lse_ptr, cu_items_ptr, out_ptr, stride_out_batch, stride_out_head,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    FEW: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    FEW: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1)
+    wait_for_inputs(DEPENDENT)
+    let_next_start(DEPENDENT)
     first = tl.load(cu_items_ptr + sequence)
     count = tl.load(cu_items_ptr + sequence + 1) - first
     if count == 0:
@@ -145,4 +149,5 @@ def decode_combine(
         ROWS=rows_at_once,
         STAGES=num_stages,
         num_warps=num_warps,
+        **attention_options(out.device, batch),
     )

@@ -1,8 +1,9 @@
 """Attention of sequences with one query token each over the paged cache, in Triton. It computes the items that a DecodeWorkspace
 has scheduled and writes results or partial results; where sequences are cut is decode_sched.py's business, tile sizes are
-decode_tuning.py's, joining partial results decode_combine.py's.
+decode_tuning.py's, keys that several sequences share prefix_decode.py's, joining partial results decode_combine.py's.
 
-A persistent grid takes the items in turn, KV heads fastest. The G query heads that share a KV head are the rows of one tile:
+A persistent grid takes the items, KV heads fastest: a program begins with the one of its number, then draws the next that is
+left. Which program computes an item changes no bit of it. The G query heads that share a KV head are the rows of one tile:
 
     q [M >= 16 rows, of which G count; D]  x  K, V [BLOCK_N keys of one chunk; D]  ->  acc [M, D], running max and sum
 
@@ -14,6 +15,7 @@ same iteration halves the number of tiles in flight).
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import triton
@@ -23,6 +25,8 @@ from torch import Tensor
 from fairlane.kernels.decode_combine import decode_combine
 from fairlane.kernels.decode_sched import NO_WINDOW, DecodeWorkspace, Form
 from fairlane.kernels.decode_tuning import padded
+from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
+from fairlane.kernels.prefix_decode import prefix_decode
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SIZES = (8, 16, 32, 64)
@@ -83,6 +87,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     table_ptr,
     items_ptr,
     num_items_ptr,
+    tickets_ptr,
     out_ptr,
     part_o_ptr,
     part_lse_ptr,
@@ -104,9 +109,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PADDED_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
+    wait_for_inputs(DEPENDENT)
     # The first record, read before it is known whether there is one; later ones while the item before them is computed.
     record = items_ptr + program // NUM_KV_HEADS * 4
     next_sequence, next_begin, next_end, next_row = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
@@ -115,7 +122,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, PADDED_DIM)
     columns = tl.arange(0, BLOCK_N)
     wanted = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    for task in range(program, num_tasks, programs):
+    task = program
+    while task < num_tasks:
         sequence, begin, end, row = next_sequence, next_begin, next_end, next_row
         kv_head = task % NUM_KV_HEADS
         heads = kv_head * GROUP + group
@@ -124,8 +132,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         table = table_ptr + place * stride_table
         keys = begin + columns
         ids = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
-        more = task + programs < num_tasks
-        record = items_ptr + (task + programs) // NUM_KV_HEADS * 4
+        following = programs + tl.atomic_add(tickets_ptr, 1, sem="relaxed")
+        more = following < num_tasks
+        record = items_ptr + following // NUM_KV_HEADS * 4
         next_sequence = tl.load(record, mask=more, other=0)
         next_begin = tl.load(record + 1, mask=more, other=0)
         next_end = tl.load(record + 2, mask=more, other=0)
@@ -149,6 +158,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             slot = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
             tl.store(part_o_ptr + slot[:, None] * HEAD_DIM + dims[None, :], result, mask=wanted)
             tl.store(part_lse_ptr + slot, peak + tl.log2(sums), mask=group < GROUP)
+        task = following
+    if tl.atomic_add(tickets_ptr + 1, 1, sem="acq_rel") == programs - 1:  # the last to leave: all tickets are drawn
+        tl.store(tickets_ptr, 0)
+        tl.store(tickets_ptr + 1, 0)
+    let_next_start(DEPENDENT)
 
 
 @triton.jit(do_not_specialize=["stride_table", "window"], do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"])  # type: ignore[untyped-decorator]
@@ -178,11 +192,13 @@ def _short_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program takes HEADS KV heads of a sequence that sees at most BLOCK_N keys: the one tile that _decode_kernel would take,
     with the same arithmetic, so the same bits. Copies of a head's K and V run beside the computation of the one before."""
     first = tl.program_id(0) * HEADS
     sequence = tl.program_id(1).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
     end = tl.load(seq_lens_ptr + sequence)
     begin = tl.maximum(end - window, 0)
     group = tl.arange(0, M)
@@ -208,6 +224,7 @@ def _short_kernel(  # type: ignore[no-untyped-def]
         _, total, acc = _absorb(q, k, v, keys < end, state, factor, cap, SOFTCAP)
         result = acc / (tl.sum(total, 1) * valid)[:, None]
         tl.store(out_row + heads * stride_out_head, result.to(out_ptr.dtype.element_ty), mask=wanted)
+    let_next_start(DEPENDENT)
 
 
 def paged_decode(
@@ -229,7 +246,8 @@ def paged_decode(
     been called for this step. Key j is visible iff max(0, len - window) <= j < len; softcap c makes scores c * tanh(score / c).
     Row b is 0 where seq_lens[b] is 0. Entries of block_table and slots of the cache beyond what a row sees are never used.
 
-    A row's bits depend on its own q, keys, values and length only. Nothing is allocated, read on the host or waited for, and the
+    A row's bits depend on its own q, keys, values and length only, and on how many of its chunks a prefix group has taken over
+    (schedule's cascade). Nothing is allocated, read on the host or waited for, and the
     launches depend on shapes and the schedule's max_seq_len only. Raises ValueError for arguments that do not fit together.
     """
     _check(q, kv, block_table, seq_lens, window, workspace, out)
@@ -251,6 +269,7 @@ def paged_decode(
         "BLOCK_N": tuning.block_n,
         "SOFTCAP": softcap is not None,
         "num_warps": tuning.num_warps,
+        **attention_options(q.device, batch),
     }
     if plan.form is Form.SHORT:
         _short_kernel[(triton.cdiv(num_kv_heads, tuning.short_heads), batch)](
@@ -258,10 +277,13 @@ def paged_decode(
             HEADS=tuning.short_heads, num_stages=tuning.short_stages, **sizes,
         )  # fmt: skip
         return out
+    joined = _start_prefixes(q, kv, block_table, workspace, scale, softcap) if plan.cascade else None
     _decode_kernel[(workspace.num_programs,)](
-        q, kv, block_table, plan.items, plan.num_items, out, workspace.part_o, workspace.part_lse, *strides, factor, cap,
-        num_stages=tuning.num_stages, **sizes,
+        q, kv, block_table, plan.items, plan.num_items, plan.tickets, out, workspace.part_o, workspace.part_lse,
+        *strides, factor, cap, num_stages=tuning.num_stages, **sizes,
     )  # fmt: skip
+    if joined is not None:
+        torch.cuda.current_stream(q.device).wait_stream(joined)
     if plan.form is Form.SPLIT:
         decode_combine(
             workspace.part_o,
@@ -275,6 +297,32 @@ def paged_decode(
             num_warps=tuning.combine_warps,
         )
     return out
+
+
+def _start_prefixes(
+    q: Tensor, kv: Tensor, block_table: Tensor, workspace: DecodeWorkspace, scale: float, softcap: float | None
+) -> torch.cuda.Stream | None:
+    """Launches the prefix groups' part; returns the stream that must be waited for, if it is not the current one."""
+    groups = workspace.groups
+    assert groups is not None  # the schedule has seen to it
+    attend = partial(
+        prefix_decode,
+        q,
+        kv,
+        block_table,
+        scale=scale,
+        groups=groups,
+        part_o=workspace.part_o,
+        part_lse=workspace.part_lse,
+        softcap=softcap,
+    )
+    if groups.stream is None:
+        attend()
+        return None
+    groups.stream.wait_stream(torch.cuda.current_stream(q.device))
+    with torch.cuda.stream(groups.stream):
+        attend()
+    return groups.stream
 
 
 def _check(

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
+
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -79,7 +81,7 @@ def _rope_norm_write_kernel(  # type: ignore[no-untyped-def]
     qkv, positions, slot_mapping, cos, sin, kv, q_norm, k_norm, eps,
     stride_token, stride_block, stride_kv, stride_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     q_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     kv_tiles: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
@@ -87,6 +89,8 @@ def _rope_norm_write_kernel(  # type: ignore[no-untyped-def]
     tile = tl.program_id(1)
     columns = tl.arange(0, COLUMNS)
     within = columns < HALF
+    wait_for_inputs(DEPENDENT)
+    let_next_start(DEPENDENT)
     if tile < q_tiles:
         heads = tile * HEADS + tl.arange(0, HEADS)
         inside = (heads < NUM_HEADS)[:, None] & within[None, :]
@@ -156,7 +160,8 @@ def rope_norm_write(
             qkv, positions, slot_mapping, cos, sin, kv, q_norm, k_norm, float(eps),
             qkv.stride(0), kv.stride(0), kv.stride(1), kv.stride(2),
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=half, BLOCK_SIZE=block_size,
-            HEADS=config.heads, COLUMNS=columns, num_warps=min(config.num_warps, max(1, config.heads * columns // 32)),
+            HEADS=config.heads, COLUMNS=columns, **attention_options(qkv.device, tokens),
+            num_warps=min(config.num_warps, max(1, config.heads * columns // 32)),
         )  # fmt: skip
     return qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
 

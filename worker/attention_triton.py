@@ -1,5 +1,6 @@
 """Attention on a GPU: Triton kernels that write and read the paged cache. Sequences with one query token go to the decode kernel,
-which cuts them by their own length, the others to the prefill kernel; a step that has both runs both.
+which cuts them by their own length, the others to the prefill kernel; a step that has both runs both. Decodes that share leading
+blocks may have these computed once per group (cascade); who does is cascade.py's to find.
 
     rows of q     decode: one each   | prefill: chunk after chunk
     sequences     0 .. num_decodes-1 | the rest                     (InputBatch puts one-token rows first)
@@ -20,6 +21,8 @@ from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import PrefillPlan, TileBuffers, plan_prefill
 from fairlane.kernels.prefill_tuning import tuning_for as prefill_tuning
+from fairlane.kernels.prefix_groups import PrefixGroups
+from fairlane.kernels.prefix_tuning import tuning_for as prefix_tuning
 from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.rope_norm_write import rope_norm_write
 from fairlane.worker.attention import AttentionLayer
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TritonMetadata:
-    """One step, all on the device. block_table int32 [B, MB] of all its sequences, seq_lens int32 of the decodes."""
+    """One step, all on the device. block_table int32 [B, MB] of all its sequences, seq_lens int32 of the decodes. cascade: the
+    decodes' prefix groups are those in prefix_groups."""
 
     positions: Tensor
     slot_mapping: Tensor
@@ -42,12 +46,16 @@ class TritonMetadata:
     seq_lens: Tensor
     num_decodes: int
     prefill: PrefillPlan | None
+    cascade: bool = False
 
 
 class TritonAttention:
     """An AttentionBackend. Its workspace is shared by all layers and steps: they must run on one stream."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, max_num_seqs: int, max_model_len: int, *, cascade: bool = False
+    ) -> None:
+        """cascade: makes room for prefix groups."""
         self._cache = cache
         self._config = config
         dtype, device = cache.pool.dtype, cache.pool.device
@@ -67,9 +75,15 @@ class TritonAttention:
             block_size=cache.block_size,
             windows=self._windows,
             tuning=tuning,
+            prefix=prefix_tuning(config.head_dim, dtype) if cascade else None,
         )
 
-    def plan(self, inputs: StepInputs, windows: frozenset[int | None]) -> TritonMetadata:
+    @property
+    def prefix_groups(self) -> PrefixGroups | None:
+        """Where the groups go that a step with `cascade` has."""
+        return self._workspace.groups
+
+    def plan(self, inputs: StepInputs, windows: frozenset[int | None], cascade: bool = False) -> TritonMetadata:
         """Any step, its decodes first."""
         device = self._cache.pool.device
         counts = np.diff(inputs.query_start_loc)
@@ -78,7 +92,7 @@ class TritonAttention:
         seq_lens = to_device(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
         chunks = np.arange(num_decodes, len(counts))
         prefill = self._plan_tiles(inputs.query_start_loc, inputs.seq_lens, chunks, None, None) if len(chunks) else None
-        metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill)
+        metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill, cascade)
         self.schedule(metadata)
         return metadata
 
@@ -87,21 +101,19 @@ class TritonAttention:
         """Tokens up to which a sequence's attention is never cut: a step of such sequences takes fewer kernels."""
         return self._workspace.tuning.chunks.whole
 
-    def plan_decode(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> TritonMetadata:
+    def plan_decode(self, inputs: DecodeInputs, max_seq_len: int | None = None, cascade: bool = False) -> TritonMetadata:
         """A step of decodes whose inputs are made on the device; may be captured in a graph, then max_seq_len must hold for
         every replay."""
-        metadata = TritonMetadata(
-            inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), None
-        )
+        rows = len(inputs.seq_lens)
+        metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, rows, None, cascade)
         self.schedule(metadata, max_seq_len)
         return metadata
 
-    def plan_mixed(self, inputs: MixedInputs) -> TritonMetadata:
+    def plan_mixed(self, inputs: MixedInputs, cascade: bool = False) -> TritonMetadata:
         """A step of fixed addresses, to be captured: schedule() belongs into the graph, plan_tiles() before each replay."""
         plan = self._plan_tiles(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), inputs.tiles, None)
-        return TritonMetadata(
-            inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, len(inputs.seq_lens), plan
-        )
+        rows = len(inputs.seq_lens)
+        return TritonMetadata(inputs.positions, inputs.slot_mapping, inputs.block_table, inputs.seq_lens, rows, plan, cascade)
 
     def tile_buffers(self, max_tokens: int, max_chunks: int) -> TileBuffers:
         group = self._config.num_heads // self._config.num_kv_heads
@@ -132,7 +144,7 @@ class TritonAttention:
         """Cuts the decodes into items, once a step."""
         if metadata.num_decodes:
             for window in self._windows:
-                self._workspace.schedule(metadata.seq_lens, window, max_seq_len=max_seq_len)
+                self._workspace.schedule(metadata.seq_lens, window, max_seq_len=max_seq_len, cascade=metadata.cascade)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, metadata: TritonMetadata) -> Tensor:
         kv = self._cache.layers[layer.index]

@@ -30,6 +30,7 @@ class CudaBatch(InputBatch):
             num_tokens=torch.zeros(num_slots, dtype=torch.int32, device=device),
             block_table=torch.zeros(self.block_table.shape, dtype=torch.int32, device=device),
         )
+        self.table_versions = np.zeros(num_slots, dtype=np.int64)  # another number, another sequence
         self._params = np.tile(np.array(_SAMPLING_DEFAULTS, dtype=object), (num_slots, 1))
         # What the device has not been told yet. A slot's entries go with it: old ones must not come after its next owner's.
         self._counts: dict[int, tuple[int, int]] = {}  # slot -> how many tokens, the last one
@@ -86,6 +87,7 @@ class CudaBatch(InputBatch):
 
     def _release(self, slot: int) -> None:
         super()._release(slot)
+        self.table_versions[slot] += 1
         self._counts[slot] = (0, 0)
         self._entries.pop(slot, None)
 

@@ -11,14 +11,22 @@ import torch
 from fairlane.scheduler.executor import ExecutorInfo, StepError
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention
+from fairlane.worker.cascade import Cascade, rule_for
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_memory import is_out_of_memory, num_blocks_beside, out_of_memory, run_largest_step
+from fairlane.worker.cuda_memory import (
+    is_out_of_memory,
+    num_blocks_beside,
+    num_blocks_that_fit,
+    out_of_memory,
+    run_largest_step,
+    weights_too_large,
+)
 from fairlane.worker.cuda_runner import CudaRunner, CudaStep
 from fairlane.worker.cuda_swap import CudaHostCache, PinnedBlocks
 from fairlane.worker.errors import ModelLoadError
 from fairlane.worker.host_memory import num_host_blocks_for
-from fairlane.worker.kv_cache import KVCache, block_shape, num_blocks_for
+from fairlane.worker.kv_cache import KVCache, block_bytes, block_shape, num_blocks_for
 from fairlane.worker.loading import LoadedModel, load_model
 from fairlane.worker.side_stream import SideStream
 from fairlane.worker.tracing import span
@@ -41,12 +49,22 @@ class CudaExecutor:
     """
 
     def __init__(self, config: WorkerConfig) -> None:
+        loaded: LoadedModel | None = None
+        host: PinnedBlocks | None = None
+        num_blocks = 0
         try:
-            loaded, num_blocks = self._set_up(config)
+            loaded = load_model(config)
+            host = _host_blocks(loaded, config)
+            num_blocks = self._set_up(loaded, config, host)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise ModelLoadError(out_of_memory(config)) from error
+            log.info("out of memory: %s", error)
+        if (
+            loaded is None or host is None or not num_blocks
+        ):  # here, where the failed attempt's tensors are gone, what would fit can be measured
+            vars(self).pop("runner", None)
+            raise ModelLoadError(_out_of_memory(loaded, config, host))
         info = loaded.config
         self._info = ExecutorInfo(
             loaded.name,
@@ -59,17 +77,16 @@ class CudaExecutor:
         )
         self._closed = False
 
-    def _set_up(self, config: WorkerConfig) -> tuple[LoadedModel, int]:
-        loaded = load_model(config)
+    def _set_up(self, loaded: LoadedModel, config: WorkerConfig, host: PinnedBlocks) -> int:
+        """The number of blocks."""
         mixed = _max_mixed_tokens(loaded, config)
-        host = _host_blocks(loaded, config)
         num_blocks = _num_blocks(loaded, config, host, mixed)
         self.runner = _runner(loaded, config, host, num_blocks)
         run_largest_step(self.runner, config, loaded.max_model_len)  # rather now than in front of users
         self.runner.compile_samplers()
         self.runner.compile_block_moves()
         self.runner.capture_graphs(mixed)
-        return loaded, num_blocks
+        return num_blocks
 
     @property
     def info(self) -> ExecutorInfo:
@@ -121,6 +138,14 @@ def _failure(step_id: int, error: Exception) -> Exception:
     return StepError(message)
 
 
+def _out_of_memory(loaded: LoadedModel | None, config: WorkerConfig, host: PinnedBlocks | None) -> str:
+    if loaded is None or host is None:
+        return weights_too_large()
+    model, pinned, mixed = loaded, host, _max_mixed_tokens(loaded, config)
+    fits = num_blocks_that_fit(model, config, mixed, lambda num_blocks: _runner(model, config, pinned, num_blocks))
+    return out_of_memory(config, fits, block_bytes(model.config, config.block_size, model.dtype))
+
+
 def _max_mixed_tokens(loaded: LoadedModel, config: WorkerConfig) -> int:
     """Tokens that the device computes in about the time in which the host launches a step op by op."""
     operations = 2 * sum(tensor.numel() for tensor in loaded.model.tensors().values())
@@ -146,6 +171,9 @@ def _runner(loaded: LoadedModel, config: WorkerConfig, host: PinnedBlocks, num_b
     with torch.inference_mode():
         cache = KVCache(loaded.config, num_blocks, config.block_size, loaded.dtype, loaded.device)
         batch = CudaBatch(slots, loaded.max_model_len, config.block_size, num_blocks, loaded.config.vocab_size, loaded.device)
-        attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len)
+        rule = rule_for(loaded, config)
+        attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len, cascade=rule is not None)
+        groups = attention.prefix_groups
+        cascade = Cascade(batch, groups, rule) if rule is not None and groups is not None else None
         swapped = CudaHostCache(cache, host, SideStream(loaded.device))
-        return CudaRunner(loaded.model, cache, swapped, batch, attention, config.max_num_seqs)
+        return CudaRunner(loaded.model, cache, swapped, batch, attention, config.max_num_seqs, cascade)

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from fairlane.kernels.reference_step import DecodeInputs
 from fairlane.kernels.step_prep import step_prep
+from fairlane.worker.cascade import Cascade
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.tracing import span
 
 _SMALL = 8  # larger batches gain nothing from a form for short sequences
 
-Forward = Callable[[DecodeInputs, int | None], Tensor]
+Forward = Callable[[DecodeInputs, int | None, bool], Tensor]
 Sample = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 R = TypeVar("R")
 
@@ -60,10 +61,8 @@ class GraphCapture:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One form of a bucket, for sequences of at most max_seq_len tokens (None: of any length). hidden [B, H]: of its last
-    replay."""
+    """One form of a bucket. hidden [B, H]: of its last replay."""
 
-    max_seq_len: int | None
     graph: torch.cuda.CUDAGraph
     sampling: torch.cuda.CUDAGraph
     hidden: Tensor
@@ -72,9 +71,11 @@ class Capture:
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """One bucket. slots int32 [B] is its input; ids int64 and ok int8 [B] are overwritten by the next replay of any bucket.
-    forms: those for short sequences first."""
+    plain: for any sequences. short: for short ones only. cascade: for those that form prefix groups."""
 
-    forms: tuple[Capture, ...]
+    plain: Capture
+    short: Capture | None
+    cascade: Capture | None
     slots: Tensor
     ids: Tensor
     ok: Tensor
@@ -90,11 +91,20 @@ class DecodeGraphs:
     """All buckets."""
 
     def __init__(
-        self, batch: CudaBatch, forward: Forward, sample: Sample, max_num_seqs: int, short_limit: int, capture: GraphCapture
+        self,
+        batch: CudaBatch,
+        forward: Forward,
+        sample: Sample,
+        max_num_seqs: int,
+        short_limit: int,
+        capture: GraphCapture,
+        cascade: Cascade | None = None,
     ) -> None:
-        """forward: (inputs, max_seq_len) -> hidden. sample: (hidden, slots, ids, ok), greedy, storing what it draws. Both are
-        captured. short_limit: length up to which small batches have a form of their own; 0: none."""
+        """forward: (inputs, max_seq_len, cascade) -> hidden. sample: (hidden, slots, ids, ok), greedy, storing what it draws.
+        Both are captured. short_limit: length up to which small batches have a form of their own; 0: none. cascade: finds prefix
+        groups, for which there is a form, too."""
         self._batch = batch
+        self._cascade = cascade
         self._forward = forward
         self._sample = sample
         self._short_limit = short_limit
@@ -129,27 +139,33 @@ class DecodeGraphs:
 
     def replay(self, graph: DecodeGraph, slots: np.ndarray) -> Tensor:
         """Runs a prepared bucket for these slots; returns its hidden states [B, H], valid until the next replay."""
-        form = graph.forms[-1]
-        if len(graph.forms) > 1 and self._batch.num_tokens[slots].max() <= self._short_limit:
-            form = graph.forms[0]
+        form = self._form(graph, slots)
         with span("forward"):
             form.graph.replay()
         with span("sample"):
             form.sampling.replay()
         return form.hidden
 
+    def _form(self, graph: DecodeGraph, slots: np.ndarray) -> Capture:
+        if graph.short is not None and self._batch.num_tokens[slots].max() <= self._short_limit:
+            return graph.short
+        if graph.cascade is not None and self._cascade is not None and self._cascade.show(slots):
+            return graph.cascade
+        return graph.plain
+
     def _capture_bucket(self, size: int) -> DecodeGraph:
         inputs = DecodeInputs(*(getattr(self._inputs, name)[:size] for name in DecodeInputs.__slots__))
         slots, ids, ok = self._slots[:size], self._ids[:size], self._ok[:size]
 
-        def form(max_seq_len: int | None) -> Capture:
+        def form(max_seq_len: int | None = None, cascade: bool = False) -> Capture:
             def run() -> Tensor:
                 step_prep(slots, self._batch.state, self._batch.block_size, out=inputs)
-                return self._forward(inputs, max_seq_len)
+                return self._forward(inputs, max_seq_len, cascade)
 
             graph, hidden = self._capture.capture(run)
             sampling, _ = self._capture.capture(lambda: self._sample(hidden, slots, ids, ok))
-            return Capture(max_seq_len, graph, sampling, hidden)
+            return Capture(graph, sampling, hidden)
 
-        limits = (self._short_limit, None) if self._short_limit and size <= _SMALL else (None,)
-        return DecodeGraph(tuple(form(limit) for limit in limits), slots, ids, ok)
+        short = form(self._short_limit) if self._short_limit and size <= _SMALL else None
+        grouped = form(cascade=True) if self._cascade is not None and size >= self._cascade.rule.min_members else None
+        return DecodeGraph(form(), short, grouped, slots, ids, ok)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.worker.cascade import rule_for
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.cuda_graphs import bucket_sizes
 from fairlane.worker.cuda_mixed import token_buckets
@@ -53,13 +54,17 @@ def graph_bytes(loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, st
     """What the graphs keep, at most. step: activations of max_num_batched_tokens tokens.
 
     Their common pool holds the largest decode graph's activations and logits, and the largest mixed graph's; beside it, each
-    graph's hidden states, those of small decode batches twice, and the common inputs, of which block tables are the bulk.
+    graph's hidden states, those of small decode batches twice, all once more for the form with prefix groups, and the common
+    inputs, of which block tables are the bulk.
     """
     model, seqs, itemsize = loaded.config, config.max_num_seqs, loaded.dtype.itemsize
     activations = step * (seqs + mixed_tokens) // config.max_num_batched_tokens
     logits = seqs * model.vocab_size * itemsize
     decode_rows = sum(bucket_sizes(seqs)) + sum(size for size in bucket_sizes(seqs) if size <= 8)
-    hidden = (decode_rows + sum(token_buckets(mixed_tokens))) * model.hidden_size * itemsize
+    mixed_rows = sum(token_buckets(mixed_tokens))
+    if rule_for(loaded, config) is not None:
+        decode_rows, mixed_rows = decode_rows + sum(bucket_sizes(seqs)), 2 * mixed_rows
+    hidden = (decode_rows + mixed_rows) * model.hidden_size * itemsize
     tables = (3 * seqs + mixed_tokens // 16) * (loaded.max_model_len // config.block_size + 1) * torch.int32.itemsize
     return activations + logits + hidden + tables
 
@@ -100,11 +105,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def out_of_memory(config: WorkerConfig) -> str:
-    """What to do about it, for whoever starts the worker."""
+def num_blocks_that_fit(
+    loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, make_runner: Callable[[int], CudaRunner]
+) -> int:
+    """num_blocks_beside once an attempt has failed, whose memory nobody holds any more; 0 if not even one usable block fits."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        return num_blocks_beside(loaded, config, mixed_tokens, make_runner)
+    except ModelLoadError:
+        return 0
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return 0
+
+
+def weights_too_large() -> str:
     free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-    settings = ", ".join(f"{name} ({getattr(config, name)})" for name in ("max_num_batched_tokens", "max_num_seqs"))
     return (
-        f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model, its KV cache and a step; lower "
-        f"{settings}, max_num_resident ({config.max_num_resident}) or max_model_len, or set kv_cache or num_blocks to less"
+        f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model's weights: take a smaller model, or free "
+        "memory that other processes hold (nvidia-smi lists them)"
+    )
+
+
+def out_of_memory(config: WorkerConfig, fits: int = 0, block_bytes: int = 0) -> str:
+    """What to do about it, for whoever starts the worker. fits: blocks that would fit beside the model and a step."""
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    names = ("max_num_batched_tokens", "max_num_seqs", "max_num_resident")
+    settings = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
+    text = f"the GPU's memory ({free:.1f} of {total:.1f} GiB free) does not hold the model, its KV cache and a step; "
+    if fits < 2:
+        return f"{text}not one block fits: lower {settings} or max_model_len"
+    mib = fits * block_bytes >> 20
+    return (
+        f"{text}about {(fits - 1) * config.block_size:,} tokens of KV cache fit: set kv_cache to at most {mib}MiB and num_blocks "
+        f"to null; with less for {settings} or max_model_len, more fit"
     )

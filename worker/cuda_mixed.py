@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairlane.kernels.prefill_sched import TileBuffers
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
+from fairlane.worker.cascade import Cascade
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_graphs import GraphCapture
 from fairlane.worker.input_batch import StepLayout
@@ -36,12 +37,20 @@ def token_buckets(max_tokens: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedGraph:
-    """One bucket: its inputs, and `hidden` [T, H], which the next replay overwrites."""
+class MixedForm:
+    """hidden [T, H]: of its last replay."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: MixedInputs
     hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGraph:
+    """One bucket: its inputs and its forms, cascade being the one for decodes that form prefix groups."""
+
+    inputs: MixedInputs
+    plain: MixedForm
+    cascade: MixedForm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,12 @@ class MixedGraphs:
         max_tokens: int,
         max_num_seqs: int,
         capture: GraphCapture,
+        cascade: Cascade | None = None,
     ) -> None:
-        """forward: (input_ids, metadata) -> hidden states of all rows; it is captured. max_tokens: of the largest bucket."""
+        """forward: (input_ids, metadata) -> hidden states of all rows; it is captured. max_tokens: of the largest bucket.
+        cascade: finds prefix groups, for which there is a form, too."""
         self._batch = batch
+        self._cascade = cascade
         self._attention = attention
         self._forward = forward
         self._max_num_seqs = max_num_seqs
@@ -106,19 +118,26 @@ class MixedGraphs:
         table = batch.block_table[layout.slots, :longest].astype(np.int32)
         inputs.block_table[: len(table), :longest].copy_(batch.upload(table))
         self._attention.plan_tiles(layout, inputs.tiles, inputs.num_tokens)
-        graph.graph.replay()
-        return graph.hidden
+        form = graph.plain
+        if graph.cascade is not None and self._cascade is not None and self._cascade.show(layout.slots[:decodes]):
+            form = graph.cascade
+        form.graph.replay()
+        return form.hidden
 
     def _capture_bucket(self, size: int, largest: MixedInputs) -> MixedGraph:
         inputs = self._first_rows(largest, size)
-        metadata = self._attention.plan_mixed(inputs)
 
-        def run() -> Tensor:
-            self._attention.schedule(metadata)
-            return self._forward(inputs.input_ids, metadata)
+        def form(cascade: bool) -> MixedForm:
+            metadata = self._attention.plan_mixed(inputs, cascade)
 
-        graph, hidden = self._capture.capture(run)
-        return MixedGraph(graph, inputs, hidden)
+            def run() -> Tensor:
+                self._attention.schedule(metadata)
+                return self._forward(inputs.input_ids, metadata)
+
+            return MixedForm(*self._capture.capture(run))
+
+        grouped = self._cascade is not None and self._sequences(size)[0] >= self._cascade.rule.min_members
+        return MixedGraph(inputs, form(False), form(True) if grouped else None)
 
     def _allocate(self, size: int) -> MixedInputs:
         device = self._batch.state.num_tokens.device

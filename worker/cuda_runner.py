@@ -20,6 +20,7 @@ from fairlane.kernels.sample import SampleMode, SampleWorkspace, mode_for, sampl
 from fairlane.kernels.step_prep import store_sampled
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
+from fairlane.worker.cascade import Cascade
 from fairlane.worker.cuda_batch import CudaBatch
 from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture, split_results
 from fairlane.worker.cuda_mixed import MixedGraphs
@@ -58,7 +59,10 @@ class CudaRunner:
         batch: CudaBatch,
         attention: TritonAttention,
         max_num_seqs: int,
+        cascade: Cascade | None = None,
     ) -> None:
+        """cascade: finds the decodes that share leading blocks; None: nobody looks."""
+        self._cascade = cascade
         self._model = model
         self.cache = cache
         self.host = host
@@ -78,8 +82,9 @@ class CudaRunner:
         """While no step is launched. max_mixed_tokens: up to this many, steps with prompt chunks are replayed, too."""
         batch, most, capture = self._batch, self._max_num_seqs, GraphCapture()
         limit = self._attention.whole_limit
-        self._graphs = DecodeGraphs(batch, self._forward_decodes, self._sample_greedy, most, limit, capture)
-        self._mixed = MixedGraphs(batch, self._attention, self._forward_hidden, max_mixed_tokens, most, capture)
+        find = self._cascade
+        self._graphs = DecodeGraphs(batch, self._forward_decodes, self._sample_greedy, most, limit, capture, find)
+        self._mixed = MixedGraphs(batch, self._attention, self._forward_hidden, max_mixed_tokens, most, capture, find)
 
     @torch.inference_mode()
     def compile_samplers(self) -> None:
@@ -164,9 +169,9 @@ class CudaRunner:
         self._batch.advance(array)
         return (np.arange(len(slots)), *split_results(_to_host(graphs.results)))
 
-    def _forward_decodes(self, inputs: DecodeInputs, max_seq_len: int | None = None) -> Tensor:
+    def _forward_decodes(self, inputs: DecodeInputs, max_seq_len: int | None = None, cascade: bool = False) -> Tensor:
         """Hidden states [B, H]."""
-        metadata = self._attention.plan_decode(inputs, max_seq_len)
+        metadata = self._attention.plan_decode(inputs, max_seq_len, cascade)
         return self._model.forward(inputs.input_ids, self._attention, metadata)
 
     def _sample_greedy(self, hidden: Tensor, slots: Tensor, ids: Tensor, ok: Tensor) -> None:
@@ -185,7 +190,8 @@ class CudaRunner:
         graph = self._mixed.find(layout) if self._mixed is not None else None
         with span("forward"):
             if graph is None or self._mixed is None:
-                hidden = self._hidden(self._batch.inputs_of(layout))
+                grouped = self._cascade is not None and self._cascade.show(layout.slots[: layout.num_decodes])
+                hidden = self._hidden(self._batch.inputs_of(layout), grouped)
             else:
                 hidden = self._mixed.run(graph, layout).index_select(0, self._batch.upload(layout.sample_rows))
         if not len(layout.sample_entries):
@@ -200,9 +206,9 @@ class CudaRunner:
     def _forward(self, inputs: StepInputs) -> Tensor:
         return self._model.logits(self._hidden(inputs))
 
-    def _hidden(self, inputs: StepInputs) -> Tensor:
+    def _hidden(self, inputs: StepInputs, cascade: bool = False) -> Tensor:
         """Of the rows that are sampled."""
-        metadata = self._attention.plan(inputs, self._model.windows)
+        metadata = self._attention.plan(inputs, self._model.windows, cascade)
         return self._model.forward(inputs.input_ids, self._attention, metadata, inputs.sample_rows)
 
     def _sample(self, logits: Tensor, inputs: StepLayout | StepInputs) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@ measured 2.5 to 4 times faster than the BLAS behind F.linear (SmolLM2's 120 laye
 The packed kernel's result for a row does not depend on the other rows, except that a single row may take another path; where
 that shows, one row is computed as two, which costs nothing measurable. So a sequence gets the same bits alone and in company.
 
-On a GPU the weight stays as it is; it is read at the memory's rate by cuBLAS where it is large or rows are many, and by a kernel
-of ours where both are few: there cuBLAS takes a second launch to sum, or leaves SMs idle.
+On a GPU the weight stays as it is. Kernels of ours read it for a row or a few (skinny_linear) and for a decode batch
+(thin_linear), where cuBLAS takes a second launch to sum, or leaves SMs idle; cuBLAS computes the products of many rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from torch import Tensor
 
 _PACK_ROWS = 16  # oneDNN picks the blocked layout for this many rows; it was the same for 16 and 256
 
-# On a GPU: (bytes of the weight, rows); up to so many of both, kernels/skinny_linear.py computes the product. Ascending in bytes.
-_SKINNY = ((150 * 10**6, 8), (300 * 10**6, 1))  # measured on an H200: beyond, cuBLAS is as fast
+# Up to how many rows kernels of ours are faster than cuBLAS on a GPU; measured on an H200.
+_ONE_ROW_BYTES = 300 * 10**6  # of the weight: beyond, thin_linear is as fast as skinny_linear
+_ALONE_ROWS = 64
+_FUSED_ROWS = 128  # where the kernel saves another one, or the weight is so large that cuBLAS does not keep up with the memory
+_LARGE_BYTES = 150 * 10**6
+_MIN_OUTPUTS = 4096  # of a product alone: fewer leave SMs idle
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Linear:
@@ -32,8 +38,7 @@ class Linear:
         self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._pairs_single_row = False
-        self._skinny: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
-        self._skinny_rows = 0
+        self._kernels: list[tuple[int, Product]] = []  # (rows up to which it computes the product, kernel), ascending
 
     @classmethod
     def around(cls, weight: Tensor) -> Linear:
@@ -47,11 +52,7 @@ class Linear:
         """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight."""
         if self.weight is None:
             return
-        self._skinny_rows = skinny_rows(self.weight)
-        if self._skinny_rows:
-            from fairlane.kernels.skinny_linear import skinny_linear  # Triton is imported only where there is a GPU for it
-
-            self._skinny = skinny_linear
+        self._kernels = kernels_for(self.weight)
         if not can_pack(self.weight):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS)
@@ -62,20 +63,39 @@ class Linear:
         """x [T, K] -> [T, N]."""
         if self._packed is None:
             assert self.weight is not None
-            if self._skinny is not None and x.shape[0] <= self._skinny_rows:
-                return self._skinny(x, self.weight, self.bias)
+            for rows, kernel in self._kernels:
+                if 0 < x.shape[0] <= rows:
+                    return kernel(x, self.weight, self.bias)
             return torch.nn.functional.linear(x, self.weight, self.bias)
         if self._pairs_single_row and x.shape[0] == 1:
             return _packed_linear(x.repeat(2, 1), self._packed, self.bias)[:1]
         return _packed_linear(x, self._packed, self.bias)
 
+    def fused_weight(self, num_rows: int, *, gated: bool = False) -> Tensor | None:
+        """The weight [N, K], where a kernel of thin_linear.py that takes over the op behind the product of so many rows gains;
+        else None. gated: whether that op is the gated activation."""
+        if not self._kernels or self.bias is not None or self.weight is None:
+            return None
+        size = self.weight.numel() * self.weight.element_size()
+        least = 2 if size <= _ONE_ROW_BYTES else 1
+        most = _ALONE_ROWS if gated and size < _LARGE_BYTES else _FUSED_ROWS
+        return self.weight if least <= num_rows <= most else None
 
-def skinny_rows(weight: Tensor) -> int:
-    """Up to how many rows a product with this weight [N, K] is our kernel's; 0 where that does not take it or does not gain."""
-    if weight.device.type != "cuda" or weight.dtype not in (torch.float16, torch.bfloat16) or weight.shape[1] % 8:
-        return 0
+
+def kernels_for(weight: Tensor) -> list[tuple[int, Product]]:
+    """Our kernels for a product with this weight [N, K], and up to how many rows; beyond, and where there are none, torch's."""
+    if weight.device.type != "cuda":
+        return []
+    from fairlane.kernels.skinny_linear import skinny_linear  # Triton is imported only where there is a GPU for it
+    from fairlane.kernels.thin_linear import takes, thin_linear
+
+    if not takes(weight):
+        return []
     size = weight.numel() * weight.element_size()
-    return next((rows for limit, rows in _SKINNY if size <= limit), 0)
+    found: list[tuple[int, Product]] = [(1, skinny_linear)] if size <= _ONE_ROW_BYTES else []
+    if weight.shape[0] >= _MIN_OUTPUTS:
+        found.append((_FUSED_ROWS if size >= _LARGE_BYTES else _ALONE_ROWS, thin_linear))
+    return found
 
 
 def can_pack(weight: Tensor) -> bool:

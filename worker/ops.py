@@ -10,25 +10,53 @@ import torch
 from torch import Tensor
 
 from fairlane.kernels import reference
+from fairlane.worker.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """As kernels.reference's functions of these names."""
+    """rmsnorm is kernels.reference's. The others begin with a linear layer, so that its kernel may do their work too:
+
+    linear_add_rmsnorm(linear, x, residual, weight, eps): reference.add_rmsnorm of linear(x)
+    linear_silu_mul(linear, x): reference.silu_mul of linear(x)
+    """
 
     rmsnorm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rmsnorm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
+    linear_add_rmsnorm: Callable[[Linear, Tensor, Tensor, Tensor, float], Tensor]
+    linear_silu_mul: Callable[[Linear, Tensor], Tensor]
 
 
 def ops_for(device: torch.device) -> Ops:
     """Triton is imported only where there is a GPU for it."""
     if device.type != "cuda":
-        return Ops(reference.rmsnorm, reference.add_rmsnorm, reference.silu_mul)
-    from fairlane.kernels.add_rmsnorm import add_rmsnorm, rmsnorm
-    from fairlane.kernels.silu_mul import silu_mul
+        return Ops(reference.rmsnorm, _linear_add_rmsnorm, _linear_silu_mul)
+    return triton_ops()
 
-    return Ops(rmsnorm, add_rmsnorm, silu_mul)
+
+def triton_ops() -> Ops:
+    from fairlane.kernels.add_rmsnorm import add_rmsnorm, join_add_rmsnorm, rmsnorm
+    from fairlane.kernels.silu_mul import silu_mul
+    from fairlane.kernels.thin_linear import gated_linear, split_linear
+
+    def linear_add_rmsnorm(linear: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        fused = linear.fused_weight(len(x))
+        if fused is None:
+            return add_rmsnorm(linear(x), residual, weight, eps)
+        return join_add_rmsnorm(split_linear(x, fused), residual, weight, eps)
+
+    def linear_silu_mul(linear: Linear, x: Tensor) -> Tensor:
+        fused = linear.fused_weight(len(x), gated=True)
+        return silu_mul(linear(x)) if fused is None else gated_linear(x, fused)
+
+    return Ops(rmsnorm, linear_add_rmsnorm, linear_silu_mul)
+
+
+def _linear_add_rmsnorm(linear: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return reference.add_rmsnorm(linear(x), residual, weight, eps)
+
+
+def _linear_silu_mul(linear: Linear, x: Tensor) -> Tensor:
+    return reference.silu_mul(linear(x))
 
 
 def copy_blocks_for(device: torch.device) -> Callable[[Tensor, Tensor], None]:

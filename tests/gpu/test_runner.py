@@ -4,6 +4,7 @@ transformers in bfloat16 is, and two ulp."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 from device import cuda
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
-from fairlane.worker.config import Device, WorkerConfig
+from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.cuda_executor import CudaExecutor
+from fairlane.worker.errors import ModelLoadError
 from gpu_steps import GREEDY, Run, assert_close, small_engine, whole, wrong_tokens
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -57,6 +59,15 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         max_num_batched_tokens=4096,
     )
     return Run(CudaExecutor(config)), models
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_what_does(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 499, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    dummy = {"model": str(tmp_path), "load_format": LoadFormat.DUMMY, "device": Device.CUDA, "max_num_seqs": 4}
+    with pytest.raises(ModelLoadError, match=r"about [\d,]+ tokens of KV cache fit: set kv_cache to at most \d+MiB"):
+        CudaExecutor(WorkerConfig(**dummy, num_blocks=1 << 30))  # type: ignore[arg-type]  # 4 TiB
 
 
 def prompt(length: int, seed: int) -> list[int]:

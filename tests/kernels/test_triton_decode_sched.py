@@ -77,6 +77,14 @@ def test_chunks_grow_with_the_sequence(length: int, chunk: int) -> None:
     assert result.ranges(0) == cut(0, length, chunk)
 
 
+def test_full_chunks_come_first_and_then_what_is_left_the_longest_first() -> None:
+    # 16 in fours, 13 in fours and a single key, 39 in eights and seven keys, 3 alone, nothing.
+    result = listed([16, 13, 39, 3, 0])
+    lengths = [(sequence, end - begin) for sequence, begin, end, _ in result.items]
+    full = [(2, 8)] * 4 + [(0, 4)] * 3 + [(1, 4)] * 3
+    assert lengths == [*full, (2, 7), (0, 4), (3, 3), (1, 1), (4, 0)]
+
+
 def test_a_sequence_up_to_the_whole_limit_is_one_item() -> None:
     rule = ChunkRule((4, 8, 16), (16, 40), whole=7)
     lens = [6, 7, 8, 0, 1]

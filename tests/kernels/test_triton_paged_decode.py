@@ -103,6 +103,20 @@ def deviation(found: Tensor, case: PagedCase, window: int | None = None, softcap
     return float(difference.nan_to_num(nan=float("inf")).max())
 
 
+@pytest.mark.parametrize("num_programs", [1, 3, 40])
+def test_a_schedule_serves_layer_after_layer_however_many_programs_draw_its_items(num_programs: int) -> None:
+    # Every launch leaves the tickets as it found them; a layer that found some drawn already would leave rows out.
+    case = decode_case([130, 1, 97, 40], 4, 2)
+    workspace = workspace_for(case, SMALL, frozenset({None}), num_programs=num_programs)
+    seq_lens = torch.tensor(case.seq_lens, dtype=torch.int32)
+    workspace.schedule(seq_lens)
+    outs = [torch.full_like(case.q, NAN) for _ in range(3)]
+    for out in outs:
+        paged_decode(case.q, case.kv, case.block_table, seq_lens, scale=SCALE, workspace=workspace, out=out)
+    same = [torch.equal(out, outs[0]) for out in outs]
+    assert (same, workspace.schedule_of(None).tickets.tolist()) == ([True] * 3, [0, 0]) and deviation(outs[0], case) < 1e-5
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
 def test_lengths_around_tile_block_and_chunk_boundaries(block_size: int) -> None:
     lens = [1, 15, 17, 32, 33, 64, 97, 130]

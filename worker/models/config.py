@@ -11,6 +11,9 @@ from typing import Any
 
 from fairlane.worker.errors import ModelLoadError
 
+_ATTENTION = ("full_attention", "sliding_attention")
+_DTYPES = ("bfloat16", "float16", "float32")
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -71,6 +74,7 @@ def load_model_config(path: Path) -> ModelConfig:
     if "quantization_config" in raw:
         raise ModelLoadError(f"{file}: quantization_config is set; give a folder with unquantized safetensors")
     name, architecture = architecture_of(raw, file)
+    _refuse_attention(raw, file)
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"{file}: hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
     num_heads = _integer(raw, "num_attention_heads", file)
@@ -93,7 +97,7 @@ def load_model_config(path: Path) -> ModelConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         **architecture.traits(raw, num_layers),
         rope=_rope(raw, file),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"),
+        dtype=_dtype(raw, file),
         initializer_range=float(raw.get("initializer_range", 0.02)),
         eos_token_ids=_eos(raw, file),
     )
@@ -132,6 +136,22 @@ def _integer(raw: dict[str, Any], key: str, file: Path) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ModelLoadError(f"{file}: {key} must be a positive whole number, not {value!r}")
     return value
+
+
+def _refuse_attention(raw: dict[str, Any], file: Path) -> None:
+    """A layer whose attention is of another kind would be computed as if it were full."""
+    kinds = raw.get("layer_types")
+    unknown = [kind for kind in kinds if kind not in _ATTENTION] if isinstance(kinds, list) else []
+    if unknown:
+        known = ", ".join(_ATTENTION)
+        raise ModelLoadError(f"{file}: attention of kind {unknown[0]!r} (layer_types) is not supported; supported are: {known}")
+
+
+def _dtype(raw: dict[str, Any], file: Path) -> str:
+    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or _DTYPES[0])
+    if dtype not in _DTYPES:
+        raise ModelLoadError(f"{file}: weights of type {dtype!r} are not supported; supported are: {', '.join(_DTYPES)}")
+    return dtype
 
 
 def _rope(raw: dict[str, Any], file: Path) -> RopeConfig:

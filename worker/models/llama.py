@@ -104,9 +104,10 @@ class LlamaModel:
             last = index + 1 == len(self._layers)
             if last and rows is not None and len(rows) < len(x):
                 x, residual = x.index_select(0, rows), residual.index_select(0, rows)
-            x = ops.add_rmsnorm(layer.o(x), residual, layer.post_norm, eps)
-            x = layer.down(ops.silu_mul(layer.gate_up(x)))
-            x = ops.add_rmsnorm(x, residual, self._norm if last else self._layers[index + 1].input_norm, eps)
+            x = ops.linear_add_rmsnorm(layer.o, x, residual, layer.post_norm, eps)
+            x = ops.linear_silu_mul(layer.gate_up, x)
+            next_norm = self._norm if last else self._layers[index + 1].input_norm
+            x = ops.linear_add_rmsnorm(layer.down, x, residual, next_norm, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

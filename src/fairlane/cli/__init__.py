@@ -15,7 +15,22 @@ from typing import Annotated
 import typer
 
 from fairlane import __version__
-from fairlane.cli import chat, demo, generate, keys, model, policy, policy_admin, requests, serve, status, tenants, tiers
+from fairlane.cli import (
+    bench,
+    chat,
+    demo,
+    generate,
+    keys,
+    model,
+    policy,
+    policy_admin,
+    profile,
+    requests,
+    serve,
+    status,
+    tenants,
+    tiers,
+)
 
 # The C core's own messages mean nothing to a user; what goes wrong is said in our words. Must be set before grpc is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -55,6 +70,8 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
+app.command("bench")(bench.bench)
+app.command("profile")(profile.profile)
 app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
 app.add_typer(policy.app, name="policy")

@@ -15,11 +15,13 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench_engine  # noqa: E402 - benchmarks/ is no package: its scripts run from their own folder
-from engine_host import HostTimes, Turn  # noqa: E402
-from engine_loads import Load, cases, chat_lengths, chosen, uniform  # noqa: E402
-from engine_peers import Peers, checks, figures, median_run, percentile  # noqa: E402
-from engine_run import Outcome, Track  # noqa: E402
+from engine_loads import cases, chosen  # noqa: E402
+from engine_peers import Peers, checks  # noqa: E402
 
+from fairlane.bench.figures import figures, median_run, percentile  # noqa: E402
+from fairlane.bench.host_times import HostTimes, Turn  # noqa: E402
+from fairlane.bench.loads import Load, chat_lengths, uniform  # noqa: E402
+from fairlane.bench.run import Outcome, Track  # noqa: E402
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig  # noqa: E402
 from fairlane.worker.models.config import load_model_config  # noqa: E402
 
@@ -215,6 +217,8 @@ def test_all_checks_are_made_and_a_row_equal_to_the_peer_passes_only_what_asks_f
         "H4-8B-8x2000": True,
         "IDLE-B32-8B": True,
         "IDLE-B256-8B": False,
+        "POLICY-VIP": True,
+        "POLICY-FAIR": False,
     }
 
 
@@ -233,6 +237,8 @@ def peer_rows(peers: Peers) -> list[dict[str, Any]]:
         {"model": "llama-2-7b", "row": "H3-32", "req_s": 0.34},
         {"model": "llama-3.1-8b", "row": "IDLE-B32", "host_ms": 0.7},
         {"model": "llama-3.1-8b", "row": "IDLE-B256", "host_ms": 1.51},
+        {"model": "llama-3.1-8b", "row": "POLICY-VIP", "ratio": 0.9901, "rounds": 3},
+        {"model": "llama-3.1-8b", "row": "POLICY-FAIR", "ratio": 0.9899, "rounds": 3},
     ]
     return rows
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench_serving  # noqa: E402 - benchmarks/ is no package: its scripts run from their own folder
-from engine_loads import Load, chat_lengths, uniform  # noqa: E402
 from serving_load import LOST, NO_ANSWER, Answer, Driven, Order, drive, figures, shared_out  # noqa: E402
 
+from fairlane.bench.loads import Load, chat_lengths, uniform  # noqa: E402
 from fairlane.gateway.policy.loader import load_policy_file  # noqa: E402
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb  # noqa: E402
 from fairlane.protos.fairlane.v1 import inference_pb2_grpc as rpc  # noqa: E402

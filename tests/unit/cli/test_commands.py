@@ -294,7 +294,19 @@ def test_no_command_takes_a_key_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("serve",), ("generate",), ("chat",), ("status",), ("model", "pull"), ("policy", "check"), ("keys", "new")]
+    "command",
+    [
+        (),
+        ("serve",),
+        ("generate",),
+        ("chat",),
+        ("status",),
+        ("bench",),
+        ("profile",),
+        ("model", "pull"),
+        ("policy", "check"),
+        ("keys", "new"),
+    ],
 )
 def test_every_command_has_help(command: tuple[str, ...]) -> None:
     assert run(*command, "--help").exit_code == 0

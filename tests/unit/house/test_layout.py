@@ -102,6 +102,7 @@ def test_kernels_is_a_namespace_package() -> None:
         ("gateway", (*ML, "pydantic", *ours("worker", "kernels", "blockmgr"), "fairlane.cli")),
         ("worker", ("pydantic", "redis", *ours("gateway"), "fairlane.cli")),
         ("protos", ours("scheduler", "gateway", "worker", "blockmgr", "kernels")),
+        ("bench", (*NETWORK, "pydantic", *ours("gateway", "protos"), "fairlane.cli")),
         ("config", (*ML, *NETWORK, "pydantic", *ours(*FOLDERS))),
     ],
 )

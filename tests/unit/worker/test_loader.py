@@ -79,6 +79,8 @@ def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "'spiral' is not supported.*dynamic, linear"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "'llama3': a parameter is missing.*factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "'chunked_attention'.*full_attention, sliding_attention"),
+        ({"dtype": "float8_e4m3fn"}, "type 'float8_e4m3fn' .*bfloat16, float16, float32"),
     ],
 )
 def test_what_the_model_would_compute_wrongly_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:

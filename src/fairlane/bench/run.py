@@ -1,17 +1,16 @@
 """Runs one load on a real engine in this process: the engine's own thread is ours, its boxes keep what goes by and are read only
-when all is over, so that watching costs a step one list append. It measures; what a figure should be is engine_peers.py's.
+when all is over, so that watching costs a step one list append. It measures; what a run comes to in figures is figures.py's.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from engine_host import HostTimes, TimedExecutor
-from engine_loads import Load
-
+from fairlane.bench.host_times import HostTimes, TimedExecutor
+from fairlane.bench.loads import Load
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import MonotonicClock
 from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
@@ -19,13 +18,15 @@ from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
-from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
+from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot, Tier, TiersPolicy
 from fairlane.worker.config import WorkerConfig
+from fairlane.worker.executors import limits_of
 
 GREEDY = SamplingParams(temperature=0.0)
 FCFS = PolicySnapshot(1, "", TiersPolicy.FCFS, (Tier("standard", 50),))
 MAX_EMPTY_TURNS = 10_000
+PROGRESS_S = 0.25
 
 
 class RunError(Exception):
@@ -71,6 +72,8 @@ class Boxes:
     clock: MonotonicClock
     commands: list[Command] = field(default_factory=list)
     kept: list[tuple[float, list[Delta], list[DecodedTokens]]] = field(default_factory=list)
+    num_counted: int = 0
+    num_tokens: int = 0
 
     def drain(self, timeout_s: float | None) -> Iterable[Command]:
         commands, self.commands = self.commands, []
@@ -78,6 +81,13 @@ class Boxes:
 
     def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
         self.kept.append((self.clock.now(), deltas, decoded))
+
+    def tokens_so_far(self) -> int:
+        """Output tokens up to now; looks only at what has come since it was last asked."""
+        for _, deltas, decoded in self.kept[self.num_counted :]:
+            self.num_tokens += sum(len(column.request_ids) for column in decoded) + sum(len(delta.token_ids) for delta in deltas)
+        self.num_counted = len(self.kept)
+        return self.num_tokens
 
     def resolve(self, num_requests: int) -> tuple[list[Track], list[tuple[float, int]]]:
         """Goes through everything that was kept; request ids are 0 .. num_requests - 1."""
@@ -126,11 +136,13 @@ class Bench:
         max_num_seqs: int | None = None,
         deadline_s: float | None = None,
         host: HostTimes | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Outcome:
         """Submits all requests at once and steps the engine until they have ended.
 
         tenants: requests go round among that many, and a tenant keeps to one of the snapshot's tiers. deadline_s: of
-        the monotonic clock; past it the run is broken off. host: gets what the host spends on each turn.
+        the monotonic clock; past it the run is broken off. host: gets what the host spends on each turn. progress: told the
+        number of output tokens so far, a few times a second.
         Raises OutOfTimeError, RunError.
         """
         boxes = Boxes(self.clock)
@@ -144,7 +156,7 @@ class Bench:
             engine.turn(wait=False)
             start_s = self.clock.now()
             boxes.commands += [Add(request) for request in _requests(load, prompts, snapshot, tenants, start_s)]
-            in_time = self._turn_until_idle(engine, scheduler, boxes, load.num_requests, deadline_s, host)
+            in_time = self._turn_until_idle(engine, scheduler, boxes, load.num_requests, deadline_s, host, progress)
         tracks, steps = boxes.resolve(load.num_requests)
         if not in_time:
             came, seconds = sum(n for _, n in steps), self.clock.now() - start_s
@@ -157,23 +169,25 @@ class Bench:
 
     def _scheduler(self, max_num_seqs: int | None) -> Scheduler:
         config, info = self.config, self.executor.info
-        num_seqs = min(max_num_seqs or config.max_num_seqs, config.max_num_seqs)
-        num_resident = max(config.max_num_resident, config.max_num_seqs) if max_num_seqs is None else num_seqs
-        limits = SchedulerLimits(
-            max_num_seqs=num_seqs,
-            max_num_resident=num_resident,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_prefill_chunk=config.max_prefill_chunk,
-            max_model_len=info.max_model_len,
-        )
+        limits = limits_of(config, info.max_model_len)
+        if max_num_seqs is not None:
+            num_seqs = min(max_num_seqs, config.max_num_seqs)
+            limits = replace(limits, max_num_seqs=num_seqs, max_num_resident=num_seqs)
         blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
         return Scheduler(limits, blocks, make_policy(NO_POLICY), self.clock)
 
     def _turn_until_idle(
-        self, engine: Engine, scheduler: Scheduler, boxes: Boxes, count: int, deadline_s: float | None, host: HostTimes | None
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        boxes: Boxes,
+        count: int,
+        deadline_s: float | None,
+        host: HostTimes | None,
+        progress: Callable[[int], None] | None,
     ) -> bool:
         """False if the deadline passed; then every request is aborted and no step is in flight any more."""
-        in_time, empty = True, 0
+        in_time, empty, told_s = True, 0, self.clock.now()
         while True:
             busy = engine.turn(wait=False) if host is None else host.turn(engine)
             if not busy and not scheduler.num_unfinished and not boxes.commands:
@@ -181,6 +195,9 @@ class Bench:
             empty = 0 if busy else empty + 1
             if empty > MAX_EMPTY_TURNS:
                 raise RunError(f"{scheduler.num_unfinished} requests wait and no step can be made for them")
+            if progress is not None and self.clock.now() - told_s > PROGRESS_S:
+                told_s = self.clock.now()
+                progress(boxes.tokens_so_far())
             if in_time and deadline_s is not None and self.clock.now() > deadline_s:
                 in_time = False
                 boxes.commands += [Abort(RequestId(number)) for number in range(count)]
