@@ -30,9 +30,11 @@ class HostCache(Protocol):
 def move_blocks(output: ScheduleOutput, cache: KVCache, host: HostCache) -> None:
     """A step's block moves, before it computes. A block that is swapped out or copied from may be a destination of what follows,
     never the other way round."""
-    host.swap_out(output.swap_out)
+    if output.swap_out:
+        host.swap_out(output.swap_out)
     cache.copy(output.copies)
-    host.swap_in(output.swap_in)
+    if output.swap_in:
+        host.swap_in(output.swap_in)
 
 
 def check_pairs(devices: list[int], hosts: list[int], cache: KVCache, num_host_blocks: int) -> None:
