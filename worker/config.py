@@ -27,6 +27,7 @@ class WorkerConfig:
     kv_cache: bytes for KV blocks; unset: 512 MiB on a CPU, on a GPU what gpu_memory_utilization leaves beside weights and steps.
     num_blocks, if set, wins (tests, benchmarks).
     cascade: on a GPU, K and V of a prefix that many sequences of a step share are read once for all of them.
+    batch_invariant: on a GPU, a sequence gets the same bits whatever its company, chunks, prefix hits and preemptions.
     max_num_seqs: most sequences placed in one step. max_num_resident: most that may hold KV at once.
     max_num_batched_tokens: a step's token budget. max_prefill_chunk: most tokens of one sequence in a step (0: no cap).
     pipeline_depth: steps launched ahead of the results the scheduler has seen.
@@ -45,6 +46,7 @@ class WorkerConfig:
     num_blocks: Annotated[int, Bounds(2, 1 << 31)] | None = None
     prefix_caching: bool = True
     cascade: bool = True
+    batch_invariant: bool = False
     max_num_seqs: Annotated[int, Bounds(1, 65536)] = 64
     max_num_resident: Annotated[int, Bounds(1, 1_000_000)] = 256
     max_num_batched_tokens: Annotated[int, Bounds(1, 1_000_000)] = 512
