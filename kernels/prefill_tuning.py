@@ -69,6 +69,12 @@ CANDIDATES: tuple[PrefillConfig, ...] = (
 )
 
 
+def invariant(tuning: PrefillTuning) -> PrefillTuning:
+    """The tuning under which a row has the same bits in whichever configuration, and so however its sequence is cut into chunks:
+    keys are walked in the same tiles from the first one on, and a row's place in its tile does not matter."""
+    return PrefillTuning(tuning.long, replace(tuning.short, block_n=tuning.long.block_n))
+
+
 def tuning_for(head_dim: int, group_size: int, dtype: torch.dtype) -> PrefillTuning:
     """The table's entry. Raises ValueError for a head_dim over 256, a group that no tile holds, or a dtype that is not a
     16- or 32-bit float."""

@@ -1,5 +1,5 @@
-"""Linear layers of up to 128 rows in Triton: y = x W^T, each weight read once. A decode step of that many sequences spends most
-of its time in them, waiting for memory, so they are built around the weights' way to the SM: W is the product's tall operand (64
+"""Linear layers of few rows in Triton: y = x W^T, each weight read once for every 128 rows. A decode step spends most of its time
+in them, waiting for memory, so they are built around the weights' way to the SM: W is the product's tall operand (64
 of its rows fill a tensor core's instruction, where the batch would leave it half empty), and the copy engine brings in W and x
 several tiles ahead.
 
@@ -10,7 +10,10 @@ Three forms, by what happens to the result:
                     sums them as it reads them, so that no kernel runs for the sum alone
     gated_linear    silu(gate) * up [M, N / 2] of a weight whose rows are gate's, then up's: neither half is ever written
 
-Which layers take which form, and up to how many rows, is worker/linear.py's decision.
+More rows than a tile of x holds are taken tile by tile, by programs side by side, so that a weight is read from memory about
+once; for many rows cuBLAS is faster. Which layers take which form, and up to how many rows, is worker/linear.py's decision.
+
+A row's bits depend on the weight's shape alone: not on the rows beside it, nor on their number, nor on the tiles' sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fairlane.kernels.dependent import launch_options, let_next_start, wait_for_inputs
 
-MAX_ROWS = 128
-_MIN_ROWS = 16  # of a tile of x: the least that the tile's transpose may be wide
+_MIN_ROWS, _MAX_ROWS = 16, 128  # of a tile of x
 _FULL = 100  # programs that keep the memory of a large GPU busy
 _MIN_STRETCH = 512  # values of K: a shorter part costs more to write and sum than it saves
 _DEEP, _SHALLOW = 200_000, 100_000  # bytes of shared memory: of a program alone on an SM, and of one of two
@@ -54,8 +56,8 @@ class ThinConfig:
 
 
 def padded_rows(num_rows: int) -> int:
-    """Rows of x that are computed for so many: a kernel is compiled for 16, 32, 64 and 128."""
-    return max(_MIN_ROWS, 1 << (num_rows - 1).bit_length())
+    """Rows of a tile of x where there are so many: 16, 32, 64 or 128, for each of which a kernel is compiled."""
+    return min(_MAX_ROWS, max(_MIN_ROWS, 1 << (num_rows - 1).bit_length()))
 
 
 def num_splits(num_outputs: int, in_features: int) -> int:
@@ -102,9 +104,9 @@ def config_for(num_rows: int, num_outputs: int, in_features: int, *, splits: int
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store(out, columns, values, num_rows, num_outputs, stride_out, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """values [BLOCK_N, ROWS] to out [M, N]."""
-    rows = tl.arange(0, ROWS)
+def _store(out, first_row, columns, values, num_rows, num_outputs, stride_out, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """values [BLOCK_N, ROWS] to rows first_row .. of out [M, N]."""
+    rows = first_row + tl.arange(0, ROWS)
     at = out + rows[None, :].to(tl.int64) * stride_out + columns[:, None]
     tl.store(at, values.to(out.dtype.element_ty), mask=(columns < num_outputs)[:, None] & (rows < num_rows)[None, :])
 
@@ -114,16 +116,16 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     w_tiles, x_tiles, bias, out, num_rows, num_outputs, in_features, stride_out,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * BLOCK_N
+    first_row, first = tl.program_id(0) * ROWS, tl.program_id(1) * BLOCK_N
     wait_for_inputs(DEPENDENT)
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for k in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
-        acc = tl.dot(w_tiles.load([first, k]), x_tiles.load([0, k]).T, acc, input_precision="ieee")
+        acc = tl.dot(w_tiles.load([first, k]), x_tiles.load([first_row, k]).T, acc, input_precision="ieee")
     let_next_start(DEPENDENT)
     columns = first + tl.arange(0, BLOCK_N)
     if bias is not None:
         acc += tl.load(bias + columns, mask=columns < num_outputs, other=0.0).to(tl.float32)[:, None]
-    _store(out, columns, acc, num_rows, num_outputs, stride_out, ROWS)
+    _store(out, first_row, columns, acc, num_rows, num_outputs, stride_out, ROWS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_outputs", "in_features", "stretch"])  # type: ignore[untyped-decorator]
@@ -131,15 +133,15 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     w_tiles, x_tiles, parts, num_rows, num_outputs, in_features, stretch,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    first, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
+    first_row, first, split = tl.program_id(0) * ROWS, tl.program_id(1) * BLOCK_N, tl.program_id(2)
     wait_for_inputs(DEPENDENT)
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     start = split * stretch
     for k in tl.range(start, tl.minimum(start + stretch, in_features), BLOCK_K, num_stages=STAGES):
-        acc = tl.dot(w_tiles.load([first, k]), x_tiles.load([0, k]).T, acc, input_precision="ieee")
+        acc = tl.dot(w_tiles.load([first, k]), x_tiles.load([first_row, k]).T, acc, input_precision="ieee")
     let_next_start(DEPENDENT)
     part = parts + split.to(tl.int64) * num_rows * num_outputs
-    _store(part, first + tl.arange(0, BLOCK_N), acc, num_rows, num_outputs, num_outputs, ROWS)
+    _store(part, first_row, first + tl.arange(0, BLOCK_N), acc, num_rows, num_outputs, num_outputs, ROWS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_outputs", "in_features", "stride_out"])  # type: ignore[untyped-decorator]
@@ -148,30 +150,29 @@ def _gated_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """num_outputs: of each half. A tile that reaches beyond its half computes rows of the other, or zeros, and stores none."""
-    first = tl.program_id(0) * BLOCK_N
+    first_row, first = tl.program_id(0) * ROWS, tl.program_id(1) * BLOCK_N
     wait_for_inputs(DEPENDENT)
     gate = tl.zeros([BLOCK_N, ROWS], tl.float32)
     up = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for k in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
-        x = x_tiles.load([0, k]).T
+        x = x_tiles.load([first_row, k]).T
         gate = tl.dot(w_tiles.load([first, k]), x, gate, input_precision="ieee")
         up = tl.dot(w_tiles.load([num_outputs + first, k]), x, up, input_precision="ieee")
     let_next_start(DEPENDENT)
     dtype: tl.constexpr = out.dtype.element_ty
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)  # rounded where the product alone and silu_mul round
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    _store(out, first + tl.arange(0, BLOCK_N), activated * up, num_rows, num_outputs, stride_out, ROWS)
+    _store(out, first_row, first + tl.arange(0, BLOCK_N), activated * up, num_rows, num_outputs, stride_out, ROWS)
 
 
 def thin_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, config: ThinConfig | None = None
 ) -> Tensor:
-    """x W^T + b [M, N] for x [M, K] of up to MAX_ROWS rows, weight [N, K], bias [N], all of one dtype; summed in float32 and
-    rounded once. Writes and returns out, which must not overlap the others.
+    """x W^T + b [M, N] for x [M, K], weight [N, K], bias [N], all of one dtype; summed in float32 and rounded once.
+    Writes and returns out, which must not overlap the others.
 
     Columns must be contiguous; the first elements of x and weight, and the distances between their rows, must lie at multiples of
-    16 bytes. A row's bits depend neither on the rows beside it nor on their number. Nothing but a missing out is allocated.
-    Raises ValueError for what does not fit.
+    16 bytes. Nothing but a missing out is allocated. Raises ValueError for what does not fit.
     """
     rows, in_features, outputs = _check(x, weight)
     out = x.new_empty((rows, outputs)) if out is None else out
@@ -180,7 +181,7 @@ def thin_linear(
         raise ValueError(f"bias must be [{outputs}] of {x.dtype}, contiguous; it is {list(bias.shape)} of {bias.dtype}")
     if rows:
         config = config or config_for(rows, outputs, in_features)
-        _linear_kernel[(triton.cdiv(outputs, config.block_n),)](
+        _linear_kernel[(_row_tiles(rows), triton.cdiv(outputs, config.block_n))](
             *_tiles(x, weight, config), bias, out, rows, outputs, in_features, out.stride(0), **_sizes(rows, config, x.device)
         )
     return out
@@ -201,7 +202,7 @@ def split_linear(x: Tensor, weight: Tensor, *, parts: Tensor | None = None, conf
         config = config or config_for(rows, outputs, in_features, splits=splits)
         # In whole 128s, whatever the tile, so that no tile size moves a cut.
         stretch = triton.cdiv(triton.cdiv(in_features, splits), max(128, config.block_k)) * max(128, config.block_k)
-        _split_kernel[(triton.cdiv(outputs, config.block_n), splits)](
+        _split_kernel[(_row_tiles(rows), triton.cdiv(outputs, config.block_n), splits)](
             *_tiles(x, weight, config), parts, rows, outputs, in_features, stretch, **_sizes(rows, config, x.device)
         )
     return parts
@@ -218,10 +219,14 @@ def gated_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None, config
     _check_out(out, (rows, outputs), x)
     if rows:
         config = config or config_for(rows, both, in_features, gated=True)
-        _gated_kernel[(triton.cdiv(outputs, config.block_n),)](
+        _gated_kernel[(_row_tiles(rows), triton.cdiv(outputs, config.block_n))](
             *_tiles(x, weight, config), out, rows, outputs, in_features, out.stride(0), **_sizes(rows, config, x.device)
         )
     return out
+
+
+def _row_tiles(rows: int) -> int:
+    return -(-rows // padded_rows(rows))
 
 
 def _tiles(x: Tensor, weight: Tensor, config: ThinConfig) -> tuple[TensorDescriptor, TensorDescriptor]:
@@ -252,8 +257,8 @@ def takes(weight: Tensor) -> bool:
 
 def _check(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
     """Rows, K and N."""
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.shape[0] > MAX_ROWS or 0 in weight.shape:
-        raise ValueError(f"x must be [up to {MAX_ROWS}, K] and weight [N, K], got {list(x.shape)} and {list(weight.shape)}")
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or 0 in weight.shape:
+        raise ValueError(f"x must be [M, K] and weight [N, K], got {list(x.shape)} and {list(weight.shape)}")
     if weight.dtype != x.dtype or not x.dtype.is_floating_point:
         raise ValueError(f"x and weight must be of one floating-point type, got {x.dtype} and {weight.dtype}")
     for name, tensor in (("x", x), ("weight", weight)):

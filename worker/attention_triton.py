@@ -20,6 +20,7 @@ from fairlane.kernels.decode_tuning import tuning_for as decode_tuning
 from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import PrefillPlan, TileBuffers, plan_prefill
+from fairlane.kernels.prefill_tuning import invariant
 from fairlane.kernels.prefill_tuning import tuning_for as prefill_tuning
 from fairlane.kernels.prefix_groups import PrefixGroups
 from fairlane.kernels.prefix_tuning import tuning_for as prefix_tuning
@@ -53,9 +54,17 @@ class TritonAttention:
     """An AttentionBackend. Its workspace is shared by all layers and steps: they must run on one stream."""
 
     def __init__(
-        self, config: ModelConfig, cache: KVCache, max_num_seqs: int, max_model_len: int, *, cascade: bool = False
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        cascade: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
-        """cascade: makes room for prefix groups."""
+        """cascade: makes room for prefix groups. batch_invariant: the prefill kernel computes every row, so that a token has the
+        same bits whether it comes in a chunk or alone."""
         self._cache = cache
         self._config = config
         dtype, device = cache.pool.dtype, cache.pool.device
@@ -64,6 +73,9 @@ class TritonAttention:
         tuning = decode_tuning(config.head_dim, group, dtype, cache.block_size)
         items = max(max_items_for(max_num_seqs, max_model_len, tuning, window) for window in self._windows)
         self._prefill_tuning = prefill_tuning(config.head_dim, group, dtype)
+        self.batch_invariant = batch_invariant
+        if batch_invariant:
+            self._prefill_tuning = invariant(self._prefill_tuning)
         self._workspace = DecodeWorkspace(
             max_num_seqs,
             items,
@@ -87,7 +99,7 @@ class TritonAttention:
         """Any step, its decodes first."""
         device = self._cache.pool.device
         counts = np.diff(inputs.query_start_loc)
-        num_decodes = int((counts == 1).sum())
+        num_decodes = self.num_decodes(int((counts == 1).sum()))
         table = to_device(inputs.block_table.to(torch.int32), device)
         seq_lens = to_device(torch.from_numpy(inputs.seq_lens[:num_decodes]).to(torch.int32), device)
         chunks = np.arange(num_decodes, len(counts))
@@ -95,6 +107,10 @@ class TritonAttention:
         metadata = TritonMetadata(inputs.positions, inputs.slot_mapping, table, seq_lens, num_decodes, prefill, cascade)
         self.schedule(metadata)
         return metadata
+
+    def num_decodes(self, one_token_rows: int) -> int:
+        """How many of a step's sequences with one token the decode kernel computes: all of them or none."""
+        return 0 if self.batch_invariant else one_token_rows
 
     @property
     def whole_limit(self) -> int:
@@ -121,7 +137,7 @@ class TritonAttention:
 
     def plan_tiles(self, layout: StepLayout, tiles: TileBuffers, num_rows: int) -> None:
         """Puts the step's tiles into the buffers, and rows up to num_rows to 0."""
-        chunks = np.arange(layout.num_decodes, len(layout.slots))
+        chunks = np.arange(self.num_decodes(layout.num_decodes), len(layout.slots))
         self._plan_tiles(layout.query_start_loc, layout.seq_lens, chunks, tiles, num_rows)
 
     def _plan_tiles(

@@ -47,7 +47,7 @@ class CascadeRule:
 def rule_for(loaded: LoadedModel, config: WorkerConfig) -> CascadeRule | None:
     """None where nothing is shared, no layer sees a sequence's beginning, or not even the largest batch would save enough."""
     model = loaded.config
-    if not (config.cascade and config.prefix_caching and None in model.windows):
+    if not (config.cascade and not config.batch_invariant and config.prefix_caching and None in model.windows):
         return None
     tuning = tuning_for(model.head_dim, model.num_heads // model.num_kv_heads, loaded.dtype, config.block_size)
     token_bytes = 2 * model.num_kv_heads * model.head_dim * loaded.dtype.itemsize

@@ -28,6 +28,7 @@ class WorkerConfig:
     num_blocks, if set, wins (tests, benchmarks).
     host_kv_cache: bytes of host memory for the KV blocks of evicted sequences; unset: they are always computed again.
     cascade: on a GPU, K and V of a prefix that many sequences of a step share are read once for all of them.
+    batch_invariant: on a GPU, a sequence gets the same bits whatever its company, chunks, prefix hits and preemptions.
     max_num_seqs: most sequences placed in one step. max_num_resident: most that may hold KV at once.
     max_num_batched_tokens: a step's token budget. max_prefill_chunk: most tokens of one sequence in a step (0: no cap).
     pipeline_depth: steps launched ahead of the results the scheduler has seen.
@@ -47,6 +48,7 @@ class WorkerConfig:
     host_kv_cache: Annotated[int, Size(1 << 20)] | None = None
     prefix_caching: bool = True
     cascade: bool = True
+    batch_invariant: bool = False
     max_num_seqs: Annotated[int, Bounds(1, 65536)] = 64
     max_num_resident: Annotated[int, Bounds(1, 1_000_000)] = 256
     max_num_batched_tokens: Annotated[int, Bounds(1, 1_000_000)] = 512

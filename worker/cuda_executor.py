@@ -172,7 +172,11 @@ def _runner(loaded: LoadedModel, config: WorkerConfig, host: PinnedBlocks, num_b
         cache = KVCache(loaded.config, num_blocks, config.block_size, loaded.dtype, loaded.device)
         batch = CudaBatch(slots, loaded.max_model_len, config.block_size, num_blocks, loaded.config.vocab_size, loaded.device)
         rule = rule_for(loaded, config)
-        attention = TritonAttention(loaded.config, cache, config.max_num_seqs, loaded.max_model_len, cascade=rule is not None)
+        attention = TritonAttention(
+            *(loaded.config, cache, config.max_num_seqs, loaded.max_model_len),
+            cascade=rule is not None,
+            batch_invariant=config.batch_invariant,
+        )
         groups = attention.prefix_groups
         cascade = Cascade(batch, groups, rule) if rule is not None and groups is not None else None
         swapped = CudaHostCache(cache, host, SideStream(loaded.device))

@@ -61,6 +61,8 @@ def graph_bytes(loaded: LoadedModel, config: WorkerConfig, mixed_tokens: int, st
     activations = step * (seqs + mixed_tokens) // config.max_num_batched_tokens
     logits = seqs * model.vocab_size * itemsize
     decode_rows = sum(bucket_sizes(seqs)) + sum(size for size in bucket_sizes(seqs) if size <= 8)
+    if config.batch_invariant:
+        decode_rows = 0
     mixed_rows = sum(token_buckets(mixed_tokens))
     if rule_for(loaded, config) is not None:
         decode_rows, mixed_rows = decode_rows + sum(bucket_sizes(seqs)), 2 * mixed_rows

@@ -97,7 +97,7 @@ class MixedGraphs:
 
     def find(self, layout: StepLayout) -> MixedGraph | None:
         """The bucket for a step; None if none holds it."""
-        tokens, decodes = len(layout.positions), layout.num_decodes
+        tokens, decodes = len(layout.positions), self._attention.num_decodes(layout.num_decodes)
         chunks = len(layout.slots) - decodes
         for graph in self._graphs:
             inputs = graph.inputs
@@ -112,7 +112,7 @@ class MixedGraphs:
         torch.index_select(batch.token_ids.view(-1), 0, batch.upload(places), out=inputs.input_ids)
         inputs.positions.copy_(batch.upload(_padded(layout.positions, inputs.num_tokens, 0)))
         inputs.slot_mapping.copy_(batch.upload(_padded(layout.slot_mapping, inputs.num_tokens, -1)))
-        decodes = layout.num_decodes
+        decodes = self._attention.num_decodes(layout.num_decodes)
         inputs.seq_lens.copy_(batch.upload(_padded(layout.seq_lens[:decodes], len(inputs.seq_lens), 0)))
         longest = -(-int(layout.seq_lens.max(initial=1)) // batch.block_size)
         table = batch.block_table[layout.slots, :longest].astype(np.int32)
@@ -167,7 +167,9 @@ class MixedGraphs:
 
     def _sequences(self, size: int) -> tuple[int, int]:
         """Decodes and chunks that a bucket of so many tokens holds."""
-        return min(size, self._max_num_seqs), max(_CHUNKS, size // _TOKENS_PER_CHUNK)
+        most = min(size, self._max_num_seqs)
+        decodes = self._attention.num_decodes(most)
+        return decodes, most if not decodes else max(_CHUNKS, size // _TOKENS_PER_CHUNK)
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:

@@ -83,7 +83,8 @@ class CudaRunner:
         batch, most, capture = self._batch, self._max_num_seqs, GraphCapture()
         limit = self._attention.whole_limit
         find = self._cascade
-        self._graphs = DecodeGraphs(batch, self._forward_decodes, self._sample_greedy, most, limit, capture, find)
+        if not self._attention.batch_invariant:  # there, decodes are chunks of one token
+            self._graphs = DecodeGraphs(batch, self._forward_decodes, self._sample_greedy, most, limit, capture, find)
         self._mixed = MixedGraphs(batch, self._attention, self._forward_hidden, max_mixed_tokens, most, capture, find)
 
     @torch.inference_mode()

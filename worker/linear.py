@@ -23,6 +23,7 @@ _ONE_ROW_BYTES = 300 * 10**6  # of the weight: beyond, thin_linear is as fast as
 _ALONE_ROWS = 64
 _FUSED_ROWS = 128  # where the kernel saves another one, or the weight is so large that cuBLAS does not keep up with the memory
 _LARGE_BYTES = 150 * 10**6
+_ANY_ROWS = 2**31
 _MIN_OUTPUTS = 4096  # of a product alone: fewer leave SMs idle
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -38,6 +39,7 @@ class Linear:
         self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._pairs_single_row = False
+        self._batch_invariant = False
         self._kernels: list[tuple[int, Product]] = []  # (rows up to which it computes the product, kernel), ascending
 
     @classmethod
@@ -48,11 +50,18 @@ class Linear:
         layer.weight = weight
         return layer
 
-    def pack(self) -> None:
-        """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight."""
+    def pack(self, *, batch_invariant: bool = False) -> None:
+        """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight.
+
+        batch_invariant: every product is computed by kernels that give a row the same bits whatever its company. Raises
+        ValueError where there are none: off a GPU, or for a weight that they do not take.
+        """
         if self.weight is None:
             return
         self._kernels = kernels_for(self.weight)
+        if batch_invariant:
+            self._kernels = [(_ANY_ROWS, invariant_kernel(self.weight))]
+            self._batch_invariant = True
         if not can_pack(self.weight):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS)
@@ -76,6 +85,8 @@ class Linear:
         else None. gated: whether that op is the gated activation."""
         if not self._kernels or self.bias is not None or self.weight is None:
             return None
+        if self._batch_invariant:
+            return self.weight if num_rows else None
         size = self.weight.numel() * self.weight.element_size()
         least = 2 if size <= _ONE_ROW_BYTES else 1
         most = _ALONE_ROWS if gated and size < _LARGE_BYTES else _FUSED_ROWS
@@ -96,6 +107,21 @@ def kernels_for(weight: Tensor) -> list[tuple[int, Product]]:
     if weight.shape[0] >= _MIN_OUTPUTS:
         found.append((_FUSED_ROWS if size >= _LARGE_BYTES else _ALONE_ROWS, thin_linear))
     return found
+
+
+def invariant_kernel(weight: Tensor) -> Product:
+    """One kernel for any number of rows. Raises ValueError."""
+    if weight.device.type != "cuda":
+        raise ValueError("batch-invariant products need a GPU")
+    from fairlane.kernels.thin_linear import takes, thin_linear
+
+    if not takes(weight):
+        raise ValueError(f"batch-invariant products take 16-bit weights with rows of a multiple of 8, not {_described(weight)}")
+    return thin_linear
+
+
+def _described(weight: Tensor) -> str:
+    return f"{list(weight.shape)} of {str(weight.dtype).removeprefix('torch.')}"
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -24,19 +24,32 @@ class Loadable(Protocol):
 
     def tensors(self) -> dict[str, Tensor]: ...
 
-    def finish_loading(self) -> None: ...
+    def finish_loading(self, *, batch_invariant: bool = False) -> None: ...
 
 
-def load_weights(model: Loadable, folder: Path, load_format: LoadFormat, *, seed: int, std: float, tied: bool) -> None:
+def load_weights(
+    model: Loadable,
+    folder: Path,
+    load_format: LoadFormat,
+    *,
+    seed: int,
+    std: float,
+    tied: bool,
+    batch_invariant: bool = False,
+) -> None:
     """Fills the model and finishes it. tied: a checkpoint's lm_head.weight is the embedding again, and skipped.
 
-    Raises ModelLoadError: no safetensors, a damaged file, a tensor missing, unexpected or of the wrong shape or type.
+    Raises ModelLoadError: no safetensors, a damaged file, a tensor missing, unexpected or of the wrong shape or type, or one that
+    batch-invariant kernels do not take.
     """
     if load_format is LoadFormat.DUMMY:
         _fill_random(model, seed, std)
     else:
         _copy_files(model, weight_files(folder), tied)
-    model.finish_loading()
+    try:
+        model.finish_loading(batch_invariant=batch_invariant)
+    except ValueError as error:
+        raise ModelLoadError(f"batch_invariant: {error}") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

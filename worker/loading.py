@@ -41,6 +41,8 @@ class LoadedModel:
 def load_model(config: WorkerConfig) -> LoadedModel:
     """Raises ModelLoadError; for what no weight is needed to know, before it reads any."""
     device = device_for(config)
+    if config.batch_invariant and device.type != "cuda":
+        raise ModelLoadError("batch_invariant is for device: cuda; on a CPU a sequence gets the same tokens without it")
     folder = _resolve(config)
     model_config = load_model_config(folder)
     dtype = torch.float32 if device.type == "cpu" else _gpu_dtype(model_config)
@@ -50,7 +52,9 @@ def load_model(config: WorkerConfig) -> LoadedModel:
     with torch.inference_mode():
         model = model_class(model_config.architecture)(model_config, max_model_len, dtype, device)
         std, tied = model_config.initializer_range, model_config.tie_word_embeddings
-        load_weights(model, folder, config.load_format, seed=config.seed, std=std, tied=tied)
+        load_weights(
+            model, folder, config.load_format, seed=config.seed, std=std, tied=tied, batch_invariant=config.batch_invariant
+        )
     return LoadedModel(model, model_config, _name(config, folder), max_model_len, dtype, device)
 
 

@@ -12,37 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from device import cuda
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.cuda_executor import CudaExecutor
 from fairlane.worker.errors import ModelLoadError
+from gpu_models import SHAPES, prompt, save_model
 from gpu_steps import GREEDY, Run, assert_close, small_engine, whole, wrong_tokens
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "Llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
-    "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64},
-}
-
-
-def save_model(folder: Path, kind: str) -> Any:
-    import transformers
-
-    sizes = {"vocab_size": 4099, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4}
-    config = getattr(transformers, f"{kind}Config")(
-        **sizes, **SHAPES[kind], max_position_embeddings=2048, tie_word_embeddings=False, dtype="bfloat16"
-    )
-    torch.manual_seed(1)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(torch.bfloat16)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
-    model.save_pretrained(folder)
-    # Loaded anew: a model converted with .to() has its rotary frequencies in bfloat16, too, which is off by whole radians soon.
-    kinds = (torch.bfloat16, torch.float32)
-    half, full = (type(model).from_pretrained(folder, dtype=dtype).eval().to(cuda) for dtype in kinds)
-    return half, full
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))
@@ -68,11 +44,6 @@ def test_a_cache_that_does_not_fit_is_refused_with_what_does(tmp_path: Path) -> 
     dummy = {"model": str(tmp_path), "load_format": LoadFormat.DUMMY, "device": Device.CUDA, "max_num_seqs": 4}
     with pytest.raises(ModelLoadError, match=r"about [\d,]+ tokens of KV cache fit: set kv_cache to at most \d+MiB"):
         CudaExecutor(WorkerConfig(**dummy, num_blocks=1 << 30))  # type: ignore[arg-type]  # 4 TiB
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 4099, (length,), generator=generator).tolist()
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(1, 4096), (77, 4096), (600, 4096), (600, 131), (333, 16)])

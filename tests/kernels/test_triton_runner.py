@@ -42,12 +42,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def runner_of(folder: Path) -> CudaRunner:
+def runner_of(folder: Path, batch_invariant: bool = False) -> CudaRunner:
     loaded = load_model(WorkerConfig(model=str(folder)))
     cache = KVCache(loaded.config, 16, 8, torch.float32, CPU)
     cache.pool[1:] = float("nan")
     batch = CudaBatch(4, loaded.max_model_len, 8, 16, loaded.config.vocab_size, CPU)
-    return CudaRunner(loaded.model, cache, CpuHostCache(cache, 6), batch, TritonAttention(loaded.config, cache, 4, 64), 4)
+    attention = TritonAttention(loaded.config, cache, 4, 64, batch_invariant=batch_invariant)
+    return CudaRunner(loaded.model, cache, CpuHostCache(cache, 6), batch, attention, 4)
 
 
 def new(slot: int, sampling: dict[str, Any] = GREEDY) -> NewSequence:
@@ -84,8 +85,9 @@ def steps() -> list[ScheduleOutput]:
     ]
 
 
-def test_logits_of_mixed_steps_are_the_cpu_runners(folder: Path) -> None:
-    ours, reference = runner_of(folder), executor_for(folder, num_blocks=16).runner
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_logits_of_mixed_steps_are_the_cpu_runners(folder: Path, batch_invariant: bool) -> None:
+    ours, reference = runner_of(folder, batch_invariant), executor_for(folder, num_blocks=16).runner
     for output in steps():
         wanted = reference.execute(output)
         inputs_ready = ours._batch.prepare

@@ -38,6 +38,8 @@ class Run:
 
         runner._sample = keep  # type: ignore[method-assign]
         graphs = runner._graphs
+        if graphs is None:  # decodes are replayed as chunks of one token, and sampled as those are
+            return
         replay = graphs.replay
 
         def replay_and_keep(graph: Any, slots: Any) -> Tensor:

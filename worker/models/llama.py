@@ -52,9 +52,9 @@ class _Layer:
                 found[f"{name}.bias"] = linear.bias[start : start + rows]
         return found
 
-    def pack(self) -> None:
+    def pack(self, batch_invariant: bool) -> None:
         for linear in (self.qkv, self.o, self.gate_up, self.down):
-            linear.pack()
+            linear.pack(batch_invariant=batch_invariant)
 
 
 class LlamaModel:
@@ -83,13 +83,14 @@ class LlamaModel:
             found.update({f"model.layers.{index}.{name}": tensor for name, tensor in layer.tensors().items()})
         return found
 
-    def finish_loading(self) -> None:
-        """Lays the weights out for speed; tensors() may not be written any more."""
+    def finish_loading(self, *, batch_invariant: bool = False) -> None:
+        """Lays the weights out for speed; tensors() may not be written any more. batch_invariant: as Linear.pack's, whose
+        ValueError it raises."""
         for layer in self._layers:
-            layer.pack()
+            layer.pack(batch_invariant)
         if self._head is None:
             self._head = Linear.around(self._embedding)
-        self._head.pack()
+        self._head.pack(batch_invariant=batch_invariant)
 
     def forward(self, input_ids: Tensor, attention: AttentionBackend, metadata: Any, rows: Tensor | None = None) -> Tensor:
         """input_ids int64 [T] -> normed hidden states [T, H]; K and V of these tokens are written to the cache.

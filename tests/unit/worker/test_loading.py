@@ -45,6 +45,11 @@ def test_a_gpu_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         device_for(WorkerConfig(device=Device.CUDA))
 
 
+def test_batch_invariance_on_a_cpu_is_refused_before_loading() -> None:
+    with pytest.raises(ModelLoadError, match="batch_invariant is for device: cuda"):
+        load_model(WorkerConfig(model="/not/there", batch_invariant=True))
+
+
 @pytest.mark.parametrize(
     ("changes", "block_size", "message"),
     [
