@@ -111,7 +111,8 @@ def served(folder: Path, config: WorkerConfig, ready_timeout_s: float) -> Iterat
     """`fairlane serve` with state and files in `folder` (short: sockets lie there too): its address and a key. Raises
     NotServingError with its log."""
     values = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
-    values |= {"kv_cache": None if config.kv_cache is None else f"{config.kv_cache}B"}
+    sizes = {"kv_cache": config.kv_cache, "host_kv_cache": config.host_kv_cache}
+    values |= {name: None if size is None else f"{size}B" for name, size in sizes.items()}
     command = [sys.executable, "-m", "fairlane", "serve", "--port", "0", "--ready-timeout", str(ready_timeout_s)]
     command += ["--state-dir", str(folder / "state")]
     for flag, text in {"policy": POLICY, "config": GATEWAY, "worker-config": json.dumps(values, indent=1)}.items():
