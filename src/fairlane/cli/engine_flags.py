@@ -28,7 +28,7 @@ LoadFormat = Annotated[
     str | None, typer.Option("--load", "--load-format", metavar="FORMAT", help="Weights: safetensors, or dummy (random).")
 ]
 DeviceName = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu or cuda. Default: a GPU if there is one.")
+    str | None, typer.Option("--device", metavar="cpu|cuda", help="cpu or cuda. Default: a GPU if there is one.")
 ]
 WorkerFile = Annotated[
     Path | None,

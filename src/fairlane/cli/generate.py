@@ -13,7 +13,7 @@ import typer
 from fairlane.cli import client
 from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, stop, utf8
 
-Tier = Annotated[str, typer.Option(metavar="TIER", help="One of the tenant's tiers. Default: its first.")]
+Tier = Annotated[str, typer.Option(metavar="NAME", help="One of the tenant's tiers. Default: its first.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="Model or alias. Default: the server's.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens to generate. Default: what fits.")]

@@ -18,8 +18,8 @@ def requests() -> None:
 
 @app.command("list")
 def list_(
-    node: Annotated[str, typer.Option(metavar="NODE", help="Only this node's and those below it.")] = "",
-    tier: Annotated[str, typer.Option(metavar="TIER", help="Only this tier's.")] = "",
+    node: Annotated[str, typer.Option(metavar="PATH", help="Only this node's and those below it.")] = "",
+    tier: Annotated[str, typer.Option(metavar="NAME", help="Only this tier's.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
     as_json: admin.AsJson = False,
     target: admin.Target = admin.DEFAULT_TARGET,

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -32,6 +33,21 @@ POLICY = ROOT / "configs" / "tenants.yaml"
 
 def run(*arguments: str, stdin: str | None = None, **environment: str) -> Any:
     return CliRunner().invoke(app, list(arguments), input=stdin, env=environment or None)
+
+
+def options(command: Any, path: str = "fairlane") -> Iterator[tuple[str, Any]]:
+    """Every option of every command, and where it is."""
+    yield from ((path, option) for option in command.params if option.param_type_name == "option")
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from options(inner, f"{path} {name}")
+
+
+def test_no_value_is_called_like_its_option() -> None:
+    # typer 0.27 would call the option like the value: --PORT.
+    alike = [
+        (path, option.name) for path, option in options(typer.main.get_command(app)) if option.metavar == option.name.upper()
+    ]
+    assert alike == []
 
 
 class Scripted(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer):
