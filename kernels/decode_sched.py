@@ -219,7 +219,7 @@ class DecodeWorkspace:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.dtype, self.block_size = dtype, block_size
         per_sm = self.tuning.programs_that_fit(head_dim, group_size, dtype)
-        self.num_programs = num_programs or per_sm * _num_sms(device)
+        self.num_programs = self.programs_beside = num_programs or per_sm * _num_sms(device)
         self.part_o = torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=device)
         self.part_lse = torch.empty(max_items, num_heads, dtype=torch.float32, device=device)
         # Every program reads its first record before it knows how many there are.
@@ -228,6 +228,8 @@ class DecodeWorkspace:
         self.groups: PrefixGroups | None = None
         if prefix is not None:
             programs = num_programs or prefix.programs_per_sm * _num_sms(device)
+            if prefix.beside is not None and num_programs is None:
+                self.programs_beside = min(self.num_programs, prefix.beside * _num_sms(device))
             self.groups = PrefixGroups(
                 max_batch, max_items, group_size, device, tuning=prefix, chunks=self.tuning.chunks, num_programs=programs
             )

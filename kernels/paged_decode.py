@@ -278,7 +278,7 @@ def paged_decode(
         )  # fmt: skip
         return out
     joined = _start_prefixes(q, kv, block_table, workspace, scale, softcap) if plan.cascade else None
-    _decode_kernel[(workspace.num_programs,)](
+    _decode_kernel[(workspace.programs_beside if plan.cascade else workspace.num_programs,)](
         q, kv, block_table, plan.items, plan.num_items, plan.tickets, out, workspace.part_o, workspace.part_lse,
         *strides, factor, cap, num_stages=tuning.num_stages, **sizes,
     )  # fmt: skip

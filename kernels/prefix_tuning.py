@@ -18,7 +18,8 @@ from fairlane.kernels.decode_tuning import padded
 class PrefixTuning:
     """block_m: rows of a tile (members of a group times the query heads of a KV head), at least two members' whatever it says.
     block_n: keys per iteration. num_warps, num_stages as Triton takes them. programs_per_sm: of the persistent grid.
-    concurrent: the shared keys are computed beside the others, on a second stream."""
+    concurrent: the shared keys are computed beside the others, on a second stream. beside: programs per SM of the decode kernel
+    then; None: as many as alone, which leave this one no room until they are through."""
 
     block_m: int = 64
     block_n: int = 64
@@ -26,13 +27,14 @@ class PrefixTuning:
     num_stages: int = 3
     programs_per_sm: int = 2
     concurrent: bool = False
+    beside: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two of at least 16, got {size}")
-        if min(self.num_warps, self.num_stages, self.programs_per_sm) < 1:
+        if min(self.num_warps, self.num_stages, self.programs_per_sm, self.beside or 1) < 1:
             raise ValueError(f"counts must be positive, got {self}")
 
     def members_per_tile(self, group_size: int) -> int:
@@ -79,4 +81,8 @@ CANDIDATES: tuple[PrefixTuning, ...] = (
     PrefixTuning(block_m=128, num_warps=8, num_stages=2, programs_per_sm=1),  # 252
     PrefixTuning(block_n=128, num_stages=2, programs_per_sm=1),  # 255, some spilled
     PrefixTuning(block_m=32),  # 168, mma instead of wgmma
+    PrefixTuning(block_n=32, programs_per_sm=1, concurrent=True, beside=3),
+    PrefixTuning(block_n=32, programs_per_sm=1, concurrent=True, beside=2),
+    PrefixTuning(programs_per_sm=1, concurrent=True, beside=3),
+    PrefixTuning(block_m=128, num_warps=8, programs_per_sm=1, concurrent=True, beside=2),
 )
