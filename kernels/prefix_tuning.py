@@ -34,7 +34,7 @@ class PrefixTuning:
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two of at least 16, got {size}")
-        if min(self.num_warps, self.num_stages, self.programs_per_sm, self.beside or 1) < 1:
+        if min(self.num_warps, self.num_stages, self.programs_per_sm, 1 if self.beside is None else self.beside) < 1:
             raise ValueError(f"counts must be positive, got {self}")
 
     def members_per_tile(self, group_size: int) -> int:
