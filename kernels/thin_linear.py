@@ -250,7 +250,10 @@ def _sizes(rows: int, config: ThinConfig, device: torch.device) -> dict[str, int
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether these kernels read such a weight [N, K] on a GPU: 16-bit, rows at multiples of 16 bytes."""
+    """Whether these kernels read such a weight [N, K]: 16-bit, rows at multiples of 16 bytes, on a GPU with the shared memory and
+    the copy engine that their tiles are made for (compute capability 9.0)."""
+    if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return False
     aligned = weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0 and weight.stride(0) % 8 == 0 and weight.stride(1) == 1
     return weight.dtype in (torch.float16, torch.bfloat16) and aligned
 

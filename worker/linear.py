@@ -39,7 +39,7 @@ class Linear:
         self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._pairs_single_row = False
-        self._batch_invariant = False
+        self._batch_invariant = self._fuses = False
         self._kernels: list[tuple[int, Product]] = []  # (rows up to which it computes the product, kernel), ascending
 
     @classmethod
@@ -58,7 +58,7 @@ class Linear:
         """
         if self.weight is None:
             return
-        self._kernels = kernels_for(self.weight)
+        self._kernels, self._fuses = kernels_for(self.weight), can_fuse(self.weight)
         if batch_invariant:
             self._kernels = [(_ANY_ROWS, invariant_kernel(self.weight))]
             self._batch_invariant = True
@@ -83,7 +83,7 @@ class Linear:
     def fused_weight(self, num_rows: int, *, gated: bool = False) -> Tensor | None:
         """The weight [N, K], where a kernel of thin_linear.py that takes over the op behind the product of so many rows gains;
         else None. gated: whether that op is the gated activation."""
-        if not self._kernels or self.bias is not None or self.weight is None:
+        if not self._fuses or self.bias is not None or self.weight is None:
             return None
         if self._batch_invariant:
             return self.weight if num_rows else None
@@ -100,13 +100,22 @@ def kernels_for(weight: Tensor) -> list[tuple[int, Product]]:
     from fairlane.kernels.skinny_linear import skinny_linear  # Triton is imported only where there is a GPU for it
     from fairlane.kernels.thin_linear import takes, thin_linear
 
-    if not takes(weight):
-        return []
     size = weight.numel() * weight.element_size()
-    found: list[tuple[int, Product]] = [(1, skinny_linear)] if size <= _ONE_ROW_BYTES else []
-    if weight.shape[0] >= _MIN_OUTPUTS:
+    found: list[tuple[int, Product]] = []
+    if weight.element_size() == 2 and weight.shape[1] % 8 == 0 and size <= _ONE_ROW_BYTES:
+        found.append((1, skinny_linear))
+    if takes(weight) and weight.shape[0] >= _MIN_OUTPUTS:
         found.append((_FUSED_ROWS if size >= _LARGE_BYTES else _ALONE_ROWS, thin_linear))
     return found
+
+
+def can_fuse(weight: Tensor) -> bool:
+    """Whether thin_linear.py's fused forms take this weight [N, K]."""
+    if weight.device.type != "cuda":
+        return False
+    from fairlane.kernels.thin_linear import takes
+
+    return takes(weight)
 
 
 def invariant_kernel(weight: Tensor) -> Product:
@@ -116,7 +125,11 @@ def invariant_kernel(weight: Tensor) -> Product:
     from fairlane.kernels.thin_linear import takes, thin_linear
 
     if not takes(weight):
-        raise ValueError(f"batch-invariant products take 16-bit weights with rows of a multiple of 8, not {_described(weight)}")
+        gpu = torch.cuda.get_device_name(weight.device)
+        raise ValueError(
+            "batch-invariant products take 16-bit weights with rows of a multiple of 8, on a GPU of compute capability 9.0 or "
+            f"more; this is {_described(weight)} on {gpu}"
+        )
     return thin_linear
 
 
