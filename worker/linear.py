@@ -54,7 +54,7 @@ class Linear:
         """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight.
 
         batch_invariant: every product is computed by kernels that give a row the same bits whatever its company. Raises
-        ValueError where there are none: off a GPU, or for a weight that they do not take.
+        ValueError where there are none: off a GPU, on one with too little shared memory, or for a weight that they do not take.
         """
         if self.weight is None:
             return
@@ -98,9 +98,9 @@ def kernels_for(weight: Tensor) -> list[tuple[int, Product]]:
     if weight.device.type != "cuda":
         return []
     from fairlane.kernels.skinny_linear import skinny_linear  # Triton is imported only where there is a GPU for it
-    from fairlane.kernels.thin_linear import takes, thin_linear
+    from fairlane.kernels.thin_linear import has_room, takes, thin_linear
 
-    if not takes(weight):
+    if not (takes(weight) and has_room(weight.device)):
         return []
     size = weight.numel() * weight.element_size()
     found: list[tuple[int, Product]] = [(1, skinny_linear)] if size <= _ONE_ROW_BYTES else []
@@ -113,8 +113,10 @@ def invariant_kernel(weight: Tensor) -> Product:
     """One kernel for any number of rows. Raises ValueError."""
     if weight.device.type != "cuda":
         raise ValueError("batch-invariant products need a GPU")
-    from fairlane.kernels.thin_linear import takes, thin_linear
+    from fairlane.kernels.thin_linear import SHARED_MEMORY, has_room, takes, thin_linear
 
+    if not has_room(weight.device):
+        raise ValueError(f"batch-invariant products need a GPU with {SHARED_MEMORY >> 10} KiB of shared memory to an SM")
     if not takes(weight):
         raise ValueError(f"batch-invariant products take 16-bit weights with rows of a multiple of 8, not {_described(weight)}")
     return thin_linear
