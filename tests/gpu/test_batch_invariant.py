@@ -14,11 +14,11 @@ from fairlane.scheduler.output import NewSequence, ScheduledSequence
 from fairlane.scheduler.request import SamplingParams
 from fairlane.worker.config import Device, WorkerConfig
 from fairlane.worker.cuda_executor import CudaExecutor
-from gpu_models import SHAPES, prompt, save_model
+from gpu_models import SHAPES, WINDOWED, prompt, save_model
 from gpu_steps import GREEDY, Run, assert_close
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=[*SHAPES, *WINDOWED])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
     folder = tmp_path_factory.mktemp(f"invariant-{request.param}")
     models = save_model(folder, request.param)
