@@ -3,6 +3,7 @@ meanwhile (cancels, failed steps, another policy, a full host pool) nobody gets 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason, PreemptionKind, PreemptionReason
 from fairlane.scheduler.output import ScheduleOutput
-from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
+from fairlane.scheduler.request import Payer, Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.swaps import tokens_to_recompute
 from fairlane.scheduler.tenancy import TiersPolicy
 
@@ -127,6 +128,39 @@ def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
     # Blocks 0 to 3 are both's, 64 tokens of 16 each.
     costs = [tokens_to_recompute(sequence, driver.blocks) for sequence in (first, second)]
     assert costs == [first.num_computed_tokens - 64, second.num_computed_tokens - 64]
+
+
+@DEPTHS
+def test_a_swap_in_the_middle_of_a_recompute_leaves_the_rest_to_whom_it_was_charged(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard request has the batch one computed again; the gold one only has it swapped, and pays for itself alone."""
+    driver = world(depth=depth, num_blocks=8, budget=32, num_host_blocks=20, prefix_caching=False)
+    driver.turn()
+    charged: Counter[str] = Counter()
+    policy, swaps = driver.scheduler.policy, driver.scheduler.swaps
+    on_charge, is_worth_it = policy.on_charge, swaps.is_worth_it
+
+    def charge(payer: Payer, cost: int) -> None:
+        charged[payer.tier] += cost
+        on_charge(payer, cost)
+
+    monkeypatch.setattr(policy, "on_charge", charge)
+    monkeypatch.setattr(swaps, "is_worth_it", lambda sequence: bool(sequence.num_preemptions) and is_worth_it(sequence))
+    batch, standard = request(1, "batch", prompt=100, max_tokens=9), request(2, "standard", prompt=100, max_tokens=1)
+    gold = request(3, "gold", prompt=100, max_tokens=1)
+    driver.add(batch)
+    for _ in range(6):
+        driver.turn()
+    driver.add(standard)
+    while not driver.transcripts[standard.request_id].ended:
+        driver.turn()
+    driver.turn()
+    driver.turn()
+    driver.add(gold)
+    driver.run_until_idle(200)
+    assert_all_got_their_tokens(driver, batch, standard, gold)
+    assert (counts(driver)[:2], charged["gold"], charged["standard"] >= 2000) == ((1, 1), 1000, True)
 
 
 @DEPTHS
