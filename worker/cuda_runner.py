@@ -92,7 +92,7 @@ class CudaRunner:
         """Runs the head over every number of rows, some of which have kernels of their own, and each kind of draw once: a
         compiler that starts with the first request to want one stops everybody for seconds."""
         device, dtype = self.cache.pool.device, self.cache.pool.dtype
-        for rows in bucket_sizes(self._max_num_seqs):
+        for rows in reversed(bucket_sizes(self._max_num_seqs)):  # the others' logits fit into what the largest took
             self._model.logits(torch.zeros(rows, self._model.config.hidden_size, dtype=dtype, device=device))
         ids, ok = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int8, device=device)
         tensors = self._batch.sampling_tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
