@@ -3,7 +3,8 @@ Triton. It computes the tiles a PrefillPlan lists and writes their rows only: wh
 what order they run is prefill_sched.py's business, tile sizes are prefill_tuning.py's.
 
 One program computes BLOCK_M // G tokens of one sequence with the G query heads of one KV head, as rows of one matrix. It visits
-the keys that every row sees first, in a loop without mask, then those at the edges, in tiles of BLOCK_N keys:
+the keys that every row sees first, in a loop without mask, then those at the edges, in tiles of BLOCK_N keys (with in_order and a
+window there are edges only, so that keys are walked as they stand):
 
     row r  =  token r // G, head r % G        keys   [begin .. full_begin)  [full_begin .. full_end)  [full_end .. end)
                                                       window's edge          no mask                   causal edge
@@ -101,6 +102,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_ORDER: tl.constexpr,
 ):
     tile = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -125,7 +127,8 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     if WINDOW:
         oldest = tl.maximum(position - window + 1, 0)
         full_begin = tl.cdiv(tl.maximum(position + tokens - window, 0), BLOCK_N) * BLOCK_N
-        full_begin = tl.minimum(full_begin, full_end)
+        # Where the window's edge ends depends on the tile's last token; in order, every tile up to the causal edge is one of it.
+        full_begin = full_end if IN_ORDER else tl.minimum(full_begin, full_end)
 
     acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -265,6 +268,7 @@ def _launch(
         WINDOW=window is not None,
         SOFTCAP=softcap is not None,
         OVERLAP=config.overlap,
+        IN_ORDER=config.in_order,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -16,13 +16,15 @@ import torch
 class PrefillConfig:
     """block_m: rows of a tile (tokens * heads); block_n: keys per iteration; both powers of two, at least 16. num_warps and
     num_stages as Triton takes them; overlap: the product with V lags one tile behind and runs beside the next tile's
-    exponentials, for BLOCK_N more registers' worth of shares."""
+    exponentials, for BLOCK_N more registers' worth of shares. in_order: keys are walked from the first to the last even where a
+    window hides some, which takes a mask for each; else the tiles that need none come before those at the window's edge."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     overlap: bool = False
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n"):
@@ -72,7 +74,8 @@ CANDIDATES: tuple[PrefillConfig, ...] = (
 def invariant(tuning: PrefillTuning) -> PrefillTuning:
     """The tuning under which a row has the same bits in whichever configuration, and so however its sequence is cut into chunks:
     keys are walked in the same tiles from the first one on, and a row's place in its tile does not matter."""
-    return PrefillTuning(tuning.long, replace(tuning.short, block_n=tuning.long.block_n))
+    long = replace(tuning.long, in_order=True)
+    return PrefillTuning(long, replace(tuning.short, block_n=long.block_n, in_order=True))
 
 
 def tuning_for(head_dim: int, group_size: int, dtype: torch.dtype) -> PrefillTuning:

@@ -19,6 +19,7 @@ A row's bits depend on the weight's shape alone: not on the rows beside it, nor 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -31,7 +32,8 @@ from fairlane.kernels.dependent import launch_options, let_next_start, wait_for_
 _MIN_ROWS, _MAX_ROWS = 16, 128  # of a tile of x
 _FULL = 100  # programs that keep the memory of a large GPU busy
 _MIN_STRETCH = 512  # values of K: a shorter part costs more to write and sum than it saves
-_DEEP, _SHALLOW = 200_000, 100_000  # bytes of shared memory: of a program alone on an SM, and of one of two
+_ROOMY = (9, 10)  # major compute capabilities with 228 KiB of shared memory to an SM; a desktop's 12 has 100
+_DEEP, _SHALLOW = 200_000, 100_000  # of them: of a program alone on an SM, and of one of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +251,15 @@ def _sizes(rows: int, config: ThinConfig, device: torch.device) -> dict[str, int
     }
 
 
+@cache
+def has_room(device: torch.device) -> bool:
+    """Whether a GPU's shared memory holds the tiles that config_for chooses: Hopper's and data-centre Blackwell's do."""
+    return torch.cuda.get_device_capability(device)[0] in _ROOMY
+
+
 def takes(weight: Tensor) -> bool:
-    """Whether these kernels read such a weight [N, K]: 16-bit, rows at multiples of 16 bytes, on a GPU with the shared memory and
-    the copy engine that their tiles are made for (compute capability 9.0)."""
-    if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (9, 0):
+    """Whether these kernels read such a weight [N, K]: 16-bit, rows at multiples of 16 bytes, on a GPU that has room."""
+    if weight.device.type == "cuda" and not has_room(weight.device):
         return False
     aligned = weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0 and weight.stride(0) % 8 == 0 and weight.stride(1) == 1
     return weight.dtype in (torch.float16, torch.bfloat16) and aligned

@@ -17,6 +17,8 @@ from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOu
 
 NextToken = Callable[[Sequence[int], int], int]
 
+_SPOILT = 2**32 - 1  # in a block that a failed step was to fill: nobody's token, and whoever reads it gets a wrong one
+
 
 def crc_token(context: Sequence[int], vocab_size: int) -> int:
     """A next token that depends on every token before it."""
@@ -126,7 +128,8 @@ class FakeExecutor:
         for source, destination in output.copies:
             self._memory[destination] = list(self._memory[source])
         for host, device in output.swap_in:
-            self._memory[device] = self._host.pop(host)
+            kept = self._host.pop(host)
+            self._memory[device] = [_SPOILT] * self._info.block_size if fails else kept
 
     def _compute(self, entry: ScheduledSequence) -> list[int]:
         slot = self._slots[entry.slot]

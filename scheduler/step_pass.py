@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionReason, Started
+from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
@@ -428,7 +428,6 @@ class StepPass:
         self._forget_known()
         for victim in victims:
             self._evicted.add(victim)
-            victim.evicted_by = gainer.payer
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if self._may_decode(victim):
                 if self._may_pause(victim):
@@ -436,6 +435,9 @@ class StepPass:
                 else:
                     self._decodes_ahead -= 1
             kind = self._scheduler.requeue(victim)
+            # One that is swapped in the middle of a recompute still owes that to whoever caused it.
+            if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
+                victim.evicted_by = gainer.payer
             evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
 
 

@@ -54,11 +54,12 @@ class Swaps:
         return True
 
     def bring_back(self, sequence: Sequence) -> bool:
-        """A swapped sequence that is admitted gets all its blocks, with what was kept on its way. False for any other."""
+        """A swapped sequence that is admitted gets all its blocks, with what was kept on its way: nothing in them has retired
+        before the step has that brings it. False for any other."""
         if not self._blocks.host.holds(sequence.request_id):
             return False
         self._blocks.swap_in(sequence.request_id, sequence.num_tokens)
-        sequence.num_retired_tokens = sequence.num_computed_tokens
+        sequence.num_retired_tokens = 0
         self.num_in += 1
         return True
 

@@ -22,7 +22,7 @@ from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.worker.attention_triton import TritonAttention, TritonMetadata
 from fairlane.worker.cascade import Cascade
 from fairlane.worker.cuda_batch import CudaBatch
-from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture, split_results
+from fairlane.worker.cuda_graphs import DecodeGraphs, GraphCapture, bucket_sizes, split_results
 from fairlane.worker.cuda_mixed import MixedGraphs
 from fairlane.worker.host_cache import HostCache, move_blocks
 from fairlane.worker.input_batch import StepInputs, StepLayout
@@ -89,12 +89,15 @@ class CudaRunner:
 
     @torch.inference_mode()
     def compile_samplers(self) -> None:
-        """Runs each kind of draw once: a compiler that starts with the first request to want one stops everybody for seconds."""
-        device = self.cache.pool.device
+        """Runs the head over every number of rows, some of which have kernels of their own, and each kind of draw once: a
+        compiler that starts with the first request to want one stops everybody for seconds."""
+        device, dtype = self.cache.pool.device, self.cache.pool.dtype
+        for rows in reversed(bucket_sizes(self._max_num_seqs)):  # the others' logits fit into what the largest took
+            self._model.logits(torch.zeros(rows, self._model.config.hidden_size, dtype=dtype, device=device))
         ids, ok = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int8, device=device)
         tensors = self._batch.sampling_tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
-        for dtype in {self.cache.pool.dtype, torch.float32}:  # as the layers give them, and adjusted
-            logits = torch.zeros(1, self._model.config.vocab_size, dtype=dtype, device=device)
+        for kind in {dtype, torch.float32}:  # as the layers give them, and adjusted
+            logits = torch.zeros(1, self._model.config.vocab_size, dtype=kind, device=device)
             for mode in SampleMode:
                 sample(logits, tensors, workspace=self._workspace, out_ids=ids, out_ok=ok, mode=mode)
 

@@ -54,7 +54,7 @@ class Linear:
         """Lays the weight out for speed; where that makes a copy, this layer lets go of the plain weight.
 
         batch_invariant: every product is computed by kernels that give a row the same bits whatever its company. Raises
-        ValueError where there are none: off a GPU, or for a weight that they do not take.
+        ValueError where there are none: off a GPU, on one with too little shared memory, or for a weight that they do not take.
         """
         if self.weight is None:
             return
@@ -122,14 +122,14 @@ def invariant_kernel(weight: Tensor) -> Product:
     """One kernel for any number of rows. Raises ValueError."""
     if weight.device.type != "cuda":
         raise ValueError("batch-invariant products need a GPU")
-    from fairlane.kernels.thin_linear import takes, thin_linear
+    from fairlane.kernels.thin_linear import has_room, takes, thin_linear
 
-    if not takes(weight):
-        gpu = torch.cuda.get_device_name(weight.device)
+    if not has_room(weight.device):
         raise ValueError(
-            "batch-invariant products take 16-bit weights with rows of a multiple of 8, on a GPU of compute capability 9.0 or "
-            f"more; this is {_described(weight)} on {gpu}"
+            "batch-invariant products need a GPU with 228 KiB of shared memory to an SM (compute capability 9 or 10)"
         )
+    if not takes(weight):
+        raise ValueError(f"batch-invariant products take 16-bit weights with rows of a multiple of 8, not {_described(weight)}")
     return thin_linear
 
 

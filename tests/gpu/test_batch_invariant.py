@@ -3,22 +3,25 @@ chunks, found in the prefix cache or computed again, by graphs or op by op; and 
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fairlane.scheduler.output import NewSequence, ScheduledSequence
+from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import SamplingParams
-from fairlane.worker.config import Device, WorkerConfig
+from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.cuda_executor import CudaExecutor
-from gpu_models import SHAPES, prompt, save_model
+from gpu_models import SHAPES, WINDOWED, prompt, save_model
 from gpu_steps import GREEDY, Run, assert_close
+from launches import compilations
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=[*SHAPES, *WINDOWED])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
     folder = tmp_path_factory.mktemp(f"invariant-{request.param}")
     models = save_model(folder, request.param)
@@ -129,3 +132,27 @@ def test_draws_are_the_same_too(world: tuple[Run, Any]) -> None:
             drawn = drawn + run.run(decode_slots=[0, *company]).decode_tokens[:1]
         draws.append(drawn)
     assert draws[0] == draws[1]
+
+
+def test_steps_of_any_number_of_sequences_compile_nothing_in_front_of_users(tmp_path: Path) -> None:
+    sizes = {
+        "vocab_size": 9001,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 1,
+    }  # a head with tiles of its own
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "max_position_embeddings": 512}
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", **sizes, **heads}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = WorkerConfig(
+        model=str(tmp_path), load_format=LoadFormat.DUMMY, device=Device.CUDA, num_blocks=200, max_num_seqs=70,
+        max_num_resident=70, batch_invariant=True,
+    )  # fmt: skip
+    executor = CudaExecutor(config)
+    with compilations() as compiled:
+        for step, count in enumerate((1, 20, 40, 70), 1):
+            new = [NewSequence(slot, [5, 6, 7], 3, [[1 + slot]], GREEDY) for slot in range(count)]
+            chunks = [ScheduledSequence(slot, 0, 3, True) for slot in range(count)]
+            executor.result(executor.launch(ScheduleOutput(step, new=new, scheduled=chunks)))
+    executor.close()
+    assert compiled == []

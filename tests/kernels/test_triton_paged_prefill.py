@@ -3,6 +3,7 @@ and every table entry it must not follow is 2**31 - 1; and the plan of its tiles
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 import interpreted  # noqa: F401  (first: it selects the interpreter)
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import PrefillPlan, TileBuffers, plan_prefill
-from fairlane.kernels.prefill_tuning import CANDIDATES, PrefillConfig, PrefillTuning, tuning_for
+from fairlane.kernels.prefill_tuning import CANDIDATES, PrefillConfig, PrefillTuning, invariant, tuning_for
 from paged_oracle import PagedCase, dense_attention, make_case
 
 SCALE = 0.2
@@ -97,6 +98,24 @@ def test_softcap_bends_the_scores(softcap: float) -> None:
     case = case_of([(45, 20), (17, 2)])
     case.q.mul_(20)
     assert worst(case, softcap=softcap, window=33) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 50, 70, 2**31 - 1])
+def test_an_invariant_tuning_gives_a_token_the_same_bits_in_any_chunk(window: int | None) -> None:
+    """Scores are whole numbers and shares powers of two, and one key of a tile has values: whatever numpy's products do, a
+    result's bits tell in which order tiles were taken, and nothing else."""
+    length, tile, generator = 150, 16, torch.Generator().manual_seed(0)
+    pool = torch.randint(-1, 2, (11, 2, 1, tile, 16), generator=generator).float()
+    pool[:, 1] = 0.0
+    pool[:, 1, :, 5] = torch.randn(11, 1, 16, generator=generator)
+    q = torch.randint(-1, 2, (length, 2, 16), generator=generator).float()
+    table = torch.arange(1, 11, dtype=torch.int32)[None]
+    results = []
+    for starts, lens in (([0, length], [length]), (range(length + 1), range(1, length + 1))):
+        plan = plan_prefill(np.array(starts), np.array(lens), 2, 1, tuning=invariant(SMALL), device="cpu")
+        rows = table.expand(len(lens), -1)
+        results.append(paged_prefill(q, pool, rows, plan, scale=math.log(2), window=window))
+    assert torch.equal(*results)
 
 
 def test_half_precision_stays_within_its_rounding() -> None:

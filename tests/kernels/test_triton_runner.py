@@ -204,6 +204,16 @@ def test_every_kind_of_draw_is_compiled_without_a_sequence(folder: Path) -> None
     assert not ours._batch.used.any() and not ours._batch.state.num_tokens.any()
 
 
+def test_the_head_is_compiled_for_every_number_of_rows_even_without_decode_graphs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, rows = runner_of(folder, batch_invariant=True), []
+    logits = ours._model.logits
+    monkeypatch.setattr(ours._model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    ours.compile_samplers()
+    assert rows == list(reversed(bucket_sizes(ours._max_num_seqs)))  # the largest first, so that one piece of memory does
+
+
 @pytest.mark.parametrize("most", [1, 3, 8, 100, 128, 130, 512, 513, 1000, 4096])
 def test_buckets_waste_at_most_an_eighth(most: int) -> None:
     sizes = bucket_sizes(most)

@@ -3,8 +3,6 @@ and results in memory is NaN."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
@@ -228,18 +226,6 @@ def test_a_configuration_that_no_kernel_takes_is_refused(values: tuple[int, int,
 )
 def test_which_weights_are_taken(weight: Tensor, taken: bool) -> None:
     assert takes(weight) == taken
-
-
-@pytest.mark.parametrize("capability, taken", [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)])
-def test_a_gpu_without_the_shared_memory_keeps_cublas(
-    capability: tuple[int, int], taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    weight = torch.ones(8, 64).half()
-    of_a_gpu = SimpleNamespace(
-        device=torch.device("cuda"), dtype=weight.dtype, shape=weight.shape, stride=weight.stride, data_ptr=weight.data_ptr
-    )
-    assert takes(of_a_gpu) == taken  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("product", [thin_linear, split_linear, gated_linear])

@@ -3,6 +3,7 @@ meanwhile (cancels, failed steps, another policy, a full host pool) nobody gets 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason, PreemptionKind, PreemptionReason
 from fairlane.scheduler.output import ScheduleOutput
-from fairlane.scheduler.request import Request, Sequence, SequenceStatus
+from fairlane.scheduler.request import Payer, Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.swaps import tokens_to_recompute
 from fairlane.scheduler.tenancy import TiersPolicy
 
@@ -130,6 +131,39 @@ def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
 
 
 @DEPTHS
+def test_a_swap_in_the_middle_of_a_recompute_leaves_the_rest_to_whom_it_was_charged(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard request has the batch one computed again; the gold one only has it swapped, and pays for itself alone."""
+    driver = world(depth=depth, num_blocks=8, budget=32, num_host_blocks=20, prefix_caching=False)
+    driver.turn()
+    charged: Counter[str] = Counter()
+    policy, swaps = driver.scheduler.policy, driver.scheduler.swaps
+    on_charge, is_worth_it = policy.on_charge, swaps.is_worth_it
+
+    def charge(payer: Payer, cost: int) -> None:
+        charged[payer.tier] += cost
+        on_charge(payer, cost)
+
+    monkeypatch.setattr(policy, "on_charge", charge)
+    monkeypatch.setattr(swaps, "is_worth_it", lambda sequence: bool(sequence.num_preemptions) and is_worth_it(sequence))
+    batch, standard = request(1, "batch", prompt=100, max_tokens=9), request(2, "standard", prompt=100, max_tokens=1)
+    gold = request(3, "gold", prompt=100, max_tokens=1)
+    driver.add(batch)
+    for _ in range(6):
+        driver.turn()
+    driver.add(standard)
+    while not driver.transcripts[standard.request_id].ended:
+        driver.turn()
+    driver.turn()
+    driver.turn()
+    driver.add(gold)
+    driver.run_until_idle(200)
+    assert_all_got_their_tokens(driver, batch, standard, gold)
+    assert (counts(driver)[:2], charged["gold"], charged["standard"] >= 2000) == ((1, 1), 1000, True)
+
+
+@DEPTHS
 @pytest.mark.parametrize("steps_first", [0, 1])
 def test_one_that_ends_while_it_is_swapped_leaves_nothing_in_host_memory(depth: int, steps_first: int) -> None:
     driver = crowded(depth)
@@ -184,7 +218,8 @@ def test_one_evicted_between_two_steps_is_swapped_by_a_step_of_its_own(depth: in
     assert counts(driver) == (1, 1, 0)
 
 
-def outputs_until_idle(driver: EngineDriver) -> list[ScheduleOutput]:
+def recorded(driver: EngineDriver) -> list[ScheduleOutput]:
+    """Every step from now on."""
     executor, seen = driver.engine._executor, []
     launch = executor.launch
 
@@ -193,6 +228,11 @@ def outputs_until_idle(driver: EngineDriver) -> list[ScheduleOutput]:
         return launch(output)
 
     executor.launch = record  # type: ignore[method-assign]
+    return seen
+
+
+def outputs_until_idle(driver: EngineDriver) -> list[ScheduleOutput]:
+    seen = recorded(driver)
     driver.run_until_idle(500)
     return seen
 
@@ -212,6 +252,33 @@ def test_one_whose_swap_was_lost_with_its_step_is_computed_again(depth: int, whe
     assert_all_got_their_tokens(driver, *finished)
     assert len(finished) == 2 and counts(driver)[0] == 2 > counts(driver)[1]
     assert driver.scheduler.num_recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_failed_step_was_to_bring_back_is_not_found_in_the_prefix_cache(depth: int) -> None:
+    """The step that swaps a request in is still out, and will fail, when the request is evicted again."""
+
+    def evicted_on_its_way_in(**lost: object) -> tuple[EngineDriver, list[ScheduleOutput]]:
+        driver = world(depth=depth, num_blocks=8, budget=128, num_host_blocks=20, **lost)  # type: ignore[arg-type]
+        seen = recorded(driver)
+        driver.add(BATCH[0])
+        for _ in range(6):
+            driver.turn()
+        driver.add(GOLD)
+        while not seen[-1].swap_in:
+            driver.turn()
+        driver.add(replace(GOLD, request_id=RequestId(10), prompt_token_ids=GOLD.prompt_token_ids[:50]))
+        driver.turn()
+        return driver, seen
+
+    _, (*_, bringing, evicting) = evicted_on_its_way_in()
+    driver, _ = evicted_on_its_way_in(fail_steps=frozenset([bringing.step_id]))
+    again = request(11, "batch", prompt=(*BATCH[0].prompt_token_ids, 5), max_tokens=4)
+    driver.add(again)
+    driver.run_until_idle(500)
+    ended = driver.transcripts[BATCH[0].request_id].ended
+    assert evicting.swap_out and ended is not None and ended.error_reason == "STEP_FAILED"
+    assert_all_got_their_tokens(driver, again)
 
 
 @settings(max_examples=100, deadline=None)

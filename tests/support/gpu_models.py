@@ -13,6 +13,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
     "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64},
 }
+WINDOWED = {"Mistral": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "sliding_window": 200}}
 
 
 def save_model(folder: Path, kind: str) -> Any:
@@ -20,7 +21,7 @@ def save_model(folder: Path, kind: str) -> Any:
 
     sizes = {"vocab_size": 4099, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4}
     config = getattr(transformers, f"{kind}Config")(
-        **sizes, **SHAPES[kind], max_position_embeddings=2048, tie_word_embeddings=False, dtype="bfloat16"
+        **sizes, **(SHAPES | WINDOWED)[kind], max_position_embeddings=2048, tie_word_embeddings=False, dtype="bfloat16"
     )
     torch.manual_seed(1)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(torch.bfloat16)

@@ -173,7 +173,8 @@ class Bench:
         if max_num_seqs is not None:
             num_seqs = min(max_num_seqs, config.max_num_seqs)
             limits = replace(limits, max_num_seqs=num_seqs, max_num_resident=num_seqs)
-        blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=config.prefix_caching)
+        caching, num_host_blocks = config.prefix_caching, info.num_host_blocks
+        blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, num_host_blocks=num_host_blocks)
         return Scheduler(limits, blocks, make_policy(NO_POLICY), self.clock)
 
     def _turn_until_idle(

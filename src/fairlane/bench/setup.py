@@ -21,6 +21,7 @@ from fairlane.embedded import resolve
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.executors import limits_of
+from fairlane.worker.host_memory import available_bytes
 from fairlane.worker.loading import device_for
 from fairlane.worker.models.config import ModelConfig, load_model_config
 
@@ -78,7 +79,7 @@ def refuse_what_cannot_run(config: WorkerConfig, loads: Mapping[str, Load]) -> N
         if load.longest > limit:
             raise ValueError(f"load {name} has a request of {load.longest:,} tokens, and the model's context is {limit:,}")
     if config.device is Device.CPU:
-        _refuse_too_large(_model_config(config), _available_bytes())
+        _refuse_too_large(_model_config(config), available_bytes())
 
 
 def context_of(config: WorkerConfig) -> int:
@@ -98,14 +99,6 @@ def _refuse_too_large(model: ModelConfig, available: int | None) -> None:
             f"the weights take {needed / 2**30:.1f} GiB as float32, and {available / 2**30:.1f} GiB of memory are available; "
             "choose a smaller model, or a GPU with --device cuda"
         )
-
-
-def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 # -- facts of a loaded engine ------------------------------------------------------------------------------------------------

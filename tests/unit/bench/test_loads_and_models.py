@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from fairlane.bench import setup
 from fairlane.bench.loads import Load, chat_lengths, named_load, uniform
 from fairlane.bench.models import model_config_file, num_parameters, shipped_models
 from fairlane.bench.setup import Asked, refuse_what_cannot_run, settings_for
 from fairlane.worker.config import Device, LoadFormat
 from fairlane.worker.errors import ModelLoadError
+from fairlane.worker.host_memory import available_bytes
 from fairlane.worker.models.config import load_model_config
 from fairlane.worker.models.llama import LlamaModel
 
@@ -124,3 +127,13 @@ def test_weights_beyond_this_machines_memory_are_refused_before_they_are_made(
     config = settings_for(Asked(model_config=str(file)))
     with pytest.raises(ValueError, match=r"the weights take .* GiB as float32, and .* are available"):
         refuse_what_cannot_run(config, {"one": uniform(1, 1, 1)})
+
+
+def test_weights_beyond_what_a_containers_limit_leaves_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_gpu(monkeypatch)
+    (tmp_path / "memory.max").write_text(f"{2 << 30}\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 30}\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 0\n")
+    monkeypatch.setattr(setup, "available_bytes", partial(available_bytes, cgroup=tmp_path))
+    with pytest.raises(ValueError, match=r"the weights take 2\.2 GiB as float32, and 1\.0 GiB of memory are available"):
+        refuse_what_cannot_run(settings_for(Asked(model_config="qwen3-0.6b")), {"one": uniform(1, 1, 1)})

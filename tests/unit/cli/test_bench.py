@@ -64,6 +64,19 @@ def test_a_load_that_fails_is_said_and_the_others_are_measured(tiny: str, tmp_pa
     assert (result.exit_code, rows, "1x40x8: request 0 gave 0 of 8 tokens" in result.stderr) == (1, ["1x8x4"], True)
 
 
+@pytest.mark.parametrize(("settings", "recomputes"), [([], True), (["--set", "host_kv_cache=1MiB"], False)])
+def test_a_load_that_outgrows_the_cache_swaps_where_there_is_host_memory(
+    settings: list[str], recomputes: bool, tmp_path: Path
+) -> None:
+    shape, out = tmp_path / "long.json", tmp_path / "out.json"
+    shape.write_text(json.dumps(TINY | {"max_position_embeddings": 512}))
+    # 13 blocks each at first and 17 in the end: not for two in 28.
+    flags = ["--model-config", str(shape), "--device", "cpu", "--set", "num_blocks=29", "--set", "threads=1", *settings]
+    result = run("bench", *flags, "--run", "2x200x60", "--json", str(out))
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (result.exit_code, row["preemptions"], row["recomputed_tokens"] > 0) == (0, 1, recomputes)
+
+
 @pytest.mark.parametrize("command", ["bench", "profile"])
 @pytest.mark.parametrize(
     ("flags", "why"),
