@@ -33,10 +33,12 @@ class Swaps:
         self._min_tokens = min_tokens
 
     def is_worth_it(self, sequence: Sequence) -> bool:
-        """The choice, while the sequence still has its blocks: whether swapping is cheaper than recompute, and there is room."""
+        """The choice, while the sequence still has its blocks: whether swapping is cheaper than recompute, and there is room. All
+        of it would move, and come back in blocks of its own: where others keep most of it, the rest is sooner computed."""
+        least = max(self._min_tokens, sequence.num_computed_tokens // 2)
         return (
             self._blocks.host.num_free_blocks > 0
-            and tokens_to_recompute(sequence, self._blocks) >= self._min_tokens
+            and tokens_to_recompute(sequence, self._blocks) >= least
             and self._blocks.can_swap_out(sequence.request_id, sequence.num_computed_tokens)
         )
 

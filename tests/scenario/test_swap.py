@@ -130,6 +130,23 @@ def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
     assert costs == [first.num_computed_tokens - 64, second.num_computed_tokens - 64]
 
 
+def test_what_others_mostly_keep_is_computed_again_rather_than_moved() -> None:
+    # 70 tokens of which others hold 64: nine blocks would move for a handful of tokens. Alone, all 70 would be lost.
+    prompt = tuple(range(70))
+    driver = world(num_blocks=40, budget=128, num_host_blocks=12, min_swap_tokens=1)
+    driver.add(request(1, prompt=prompt, max_tokens=30, tenant="a/x"))
+    for _ in range(3):
+        driver.turn()
+    driver.add(request(2, prompt=prompt, max_tokens=30, tenant="a/x"))
+    driver.turn()
+    first, second = driver.scheduler.running.in_order(driver.scheduler.policy.rank)
+    driver.scheduler.lane.settle()
+    swaps = driver.scheduler.swaps
+    shared = swaps.is_worth_it(second)
+    driver.scheduler.abort(first.request_id)
+    assert (shared, swaps.is_worth_it(second)) == (False, True)
+
+
 @DEPTHS
 def test_a_swap_in_the_middle_of_a_recompute_leaves_the_rest_to_whom_it_was_charged(
     depth: int, monkeypatch: pytest.MonkeyPatch
