@@ -54,6 +54,11 @@ class AdminStub(object):
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.FromString,
                 _registered_method=True)
+        self.PlanPolicy = channel.unary_unary(
+                '/fairlane.v1.Admin/PlanPolicy',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.FromString,
+                _registered_method=True)
         self.ApplyPolicy = channel.unary_unary(
                 '/fairlane.v1.Admin/ApplyPolicy',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
@@ -142,6 +147,13 @@ class AdminServicer(object):
 
     def CheckPolicy(self, request, context):
         """Validates a policy text exactly as the server would, and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanPolicy(self, request, context):
+        """What a policy text would change against the policy in force, for whom, and what that means to requests; changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,6 +262,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CheckPolicy,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.SerializeToString,
+            ),
+            'PlanPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanPolicy,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.SerializeToString,
             ),
             'ApplyPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyPolicy,
@@ -420,6 +437,33 @@ class Admin(object):
             '/fairlane.v1.Admin/CheckPolicy',
             fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/PlanPolicy',
+            fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,
