@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from fairlane.clock import Clock
-from fairlane.errors import FairlaneError
+from fairlane.errors import ConfigError, FairlaneError
 from fairlane.gateway.admin import AdminService
 from fairlane.gateway.admin_parts import AdminParts
 from fairlane.gateway.admission import Admission, retry_after_s
@@ -36,6 +36,7 @@ from fairlane.gateway.rpc_slots import RpcSlots
 from fairlane.gateway.service import InferenceService
 from fairlane.gateway.tokenizer import load_encoder
 from fairlane.gateway.tokenizer_pool import TokenizerPool
+from fairlane.gateway.trace.recorder import open_recorder
 from fairlane.gateway.worker_client import WorkerClient
 from fairlane.protos.fairlane.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -103,8 +104,13 @@ class Gateway:
         collector = WorkerCollector(self._worker, lambda: (in_force.policy, in_force.generation), config.metrics_tenants)
         self._metrics.registry.register(collector)
         self._metrics_server = MetricsServer(self._metrics.registry, self._metrics.sweep)
+        self._trace = None
+        if config.trace:
+            if state_dir is None:
+                raise ConfigError(["trace: true needs a state folder to record in"])
+            self._trace = open_recorder(state_dir, config.trace_size, clock, self._metrics.trace_dropped.inc)
         self._service = InferenceService(
-            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock
+            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock, self._trace
         )
         self._refusals = RefusalLog(clock)
         self._server = self._public_server()
@@ -183,6 +189,8 @@ class Gateway:
             await self._stop_servers(_CLOSE_GRACE_S)
             await self._worker.close()
             self._tokenizers.close()
+            if self._trace is not None:
+                await asyncio.to_thread(self._trace.close)
 
     async def _stop_servers(self, grace: float) -> None:
         await asyncio.gather(self._server.stop(grace), self._admin_server.stop(grace))

@@ -31,6 +31,7 @@ from fairlane.cli import (
     status,
     tenants,
     tiers,
+    trace,
 )
 
 # The C core's own messages mean nothing to a user; what goes wrong is said in our words. Must be set before grpc is imported.
@@ -81,3 +82,4 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(tiers.app, name="tiers")
 app.add_typer(requests.app, name="requests")
 app.add_typer(keys.app, name="keys")
+app.add_typer(trace.app, name="trace")
