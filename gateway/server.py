@@ -20,6 +20,7 @@ from fairlane.gateway.admin_parts import AdminParts
 from fairlane.gateway.admission import Admission, retry_after_s
 from fairlane.gateway.auth import AdminAuthenticator, Authenticator, PolicyAuthenticator
 from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.explainer import Explainer
 from fairlane.gateway.health import MAX_WATCHERS, SERVICE_NAME, HealthService
 from fairlane.gateway.history import PolicyHistory
 from fairlane.gateway.interceptors import Edge, EdgeInterceptor
@@ -109,12 +110,15 @@ class Gateway:
             if state_dir is None:
                 raise ConfigError(["trace: true needs a state folder to record in"])
             self._trace = open_recorder(state_dir, config.trace_size, clock, self._metrics.trace_dropped.inc)
+        explainer = Explainer(self._worker)
         self._service = InferenceService(
-            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock, self._trace
+            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock, explainer, self._trace
         )
         self._refusals = RefusalLog(clock)
         self._server = self._public_server()
-        parts = AdminParts(self._admission, self._worker, in_force, self._overrides, history, self._reloader, self.drain)
+        parts = AdminParts(
+            self._admission, self._worker, in_force, self._overrides, history, self._reloader, explainer, self.drain
+        )
         self._admin_server = self._make_admin_server(AdminAuthenticator(admin_key_hash, pepper), AdminService(parts))
         self._stopped = False
         self.port = 0

@@ -16,6 +16,7 @@ from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
 from fairlane.gateway.admission import Admission, Limits, Ticket
 from fairlane.gateway.auth import Identity, owner
 from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.explainer import Explainer, for_tenant
 from fairlane.gateway.generation import Generation, StreamFacts, Write
 from fairlane.gateway.interceptors import current_identity, name_request
 from fairlane.gateway.metrics import GatewayMetrics, RequestObservation
@@ -31,8 +32,8 @@ from fairlane.gateway.validation import Ask, check_model, may_use, validate, val
 from fairlane.gateway.verdicts import refuse_paused, refuse_suspended
 from fairlane.gateway.worker_client import WorkerClient, no_ready_worker
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
+from fairlane.protos.fairlane.v1 import explain_pb2, inference_pb2_grpc, worker_pb2
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
-from fairlane.protos.fairlane.v1 import inference_pb2_grpc, worker_pb2
 
 REQUEST_ID_METADATA = "fairlane-request-id"
 
@@ -52,11 +53,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,
         clock: Clock,
+        explainer: Explainer,
         trace: TraceRecorder | None = None,
     ) -> None:
         """trace: records every request; None: nothing is recorded."""
         self._config = config
         self._trace = trace
+        self._explainer = explainer
         self._overrides = overrides
         self._admission = admission
         self._worker = worker
@@ -76,6 +79,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ticket = self._admission.find(current_identity().node, request.request_id)
         ticket.cancel(FairlaneError("CANCELLED", "cancelled by its tenant"))
         return pb.CancelResponse()
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> explain_pb2.Explanation:
+        node = current_identity().node
+        return for_tenant(await self._explainer.explain(self._admission.find(node, request.request_id)), node)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         facts, identity = self._facts(), current_identity()
@@ -201,6 +208,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             sink = observation.watch(inbox, len(add.prompt_token_ids))
             self._worker.submit(add, sink if tape is None else tape.watch(sink, add, facts.model))
+            ticket.worker_id = add.request_id
             generation = Generation(stream, inbox, text, writer.write, self._clock)
             await generation.run()
             observation.finished(generation.finish_reason)

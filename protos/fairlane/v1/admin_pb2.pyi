@@ -1,5 +1,6 @@
 import datetime
 
+from fairlane.protos.fairlane.v1 import explain_pb2 as _explain_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -408,6 +409,14 @@ class ListRequestsResponse(_message.Message):
     requests: _containers.RepeatedCompositeFieldContainer[RequestInfo]
     total: int
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestInfo, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("node", "request_id")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    request_id: str
+    def __init__(self, node: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CancelRequestRequest(_message.Message):
     __slots__ = ("node", "request_id")

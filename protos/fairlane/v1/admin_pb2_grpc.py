@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from fairlane.protos.fairlane.v1 import admin_pb2 as fairlane_dot_v1_dot_admin__pb2
+from fairlane.protos.fairlane.v1 import explain_pb2 as fairlane_dot_v1_dot_explain__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -113,6 +114,11 @@ class AdminStub(object):
                 '/fairlane.v1.Admin/ListRequests',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/fairlane.v1.Admin/ExplainRequest',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
                 _registered_method=True)
         self.CancelRequest = channel.unary_unary(
                 '/fairlane.v1.Admin/CancelRequest',
@@ -233,6 +239,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Why one request of any tenant waits, with the names of those who go before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelRequest(self, request, context):
         """Ends one request of any tenant; its stream ends with CANCELLED.
         """
@@ -322,6 +335,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_explain__pb2.Explanation.SerializeToString,
             ),
             'CancelRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRequest,
@@ -761,6 +779,33 @@ class Admin(object):
             '/fairlane.v1.Admin/ListRequests',
             fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ExplainRequest',
+            fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,
