@@ -13,12 +13,12 @@ from fairlane.gateway.worker_client import WorkerClient
 from fairlane.protos.fairlane.v1 import explain_pb2 as pb
 
 # An answer costs the engine some milliseconds in which nobody gets a token.
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.25
 _QUEUED = 16
 
 
 class Explainer:
-    """One question at a time and ten a second, whoever asks; a flood of them is OVERLOADED."""
+    """One question at a time and four a second, whoever asks; a flood of them is OVERLOADED."""
 
     def __init__(self, worker: WorkerClient, interval_s: float = _INTERVAL_S) -> None:
         self._worker = worker

@@ -11,6 +11,7 @@ from fairlane.scheduler.request import Payer, RequestId, Sequence
 
 _EVICTIONS = 4096
 _ADMISSIONS = 256
+_TOLD = 16
 # A rate is that of so long, and known from so many admissions on.
 _WINDOW_S = 60.0
 _FEWEST = 4
@@ -41,8 +42,8 @@ class DecisionLog:
         self._evictions.append(Eviction(now_s, sequence.request_id, kind, reason, sequence.evicted_by))
 
     def evictions_of(self, request_id: RequestId) -> list[Eviction]:
-        """Oldest first."""
-        return [eviction for eviction in self._evictions if eviction.request_id == request_id]
+        """The last few, oldest first."""
+        return [eviction for eviction in self._evictions if eviction.request_id == request_id][-_TOLD:]
 
     def admissions_per_s(self, now_s: float) -> float | None:
         """How often a request got in over the last minute; None where too few did to tell."""

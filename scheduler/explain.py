@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
 
 # The engine stands still meanwhile: some milliseconds for so many.
-MAX_LOOKED_AT = 2048
+MAX_LOOKED_AT = 1024
 
 
 class State(Enum):

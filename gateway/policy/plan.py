@@ -4,7 +4,8 @@ move, which of their values change, and for how many. What that means to request
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -115,9 +116,12 @@ def _things(policy: Policy) -> _Things:
 def _nodes(policy: Policy, located: Located[PolicyFile], tenants: frozenset[str]) -> _Things:
     things: _Things = {}
     shares = entitled_shares(policy)
+    below_of: dict[str, set[str]] = defaultdict(set)
+    for tenant in tenants:
+        below_of[tenant.partition("/")[0]].add(tenant)
     for entry in entries(located.value):
         path = entry.path
-        below = frozenset(tenant for tenant in tenants if tenant == path or tenant.startswith(f"{path}/"))
+        below = frozenset(below_of[path] if entry.above is None else {path})
         rows = [row for row in own_rows(policy, located, entry) if row.key != "keys"]
         rows += in_each_tier(policy, entry, False)
         rows += [
@@ -151,20 +155,31 @@ def _thing(policy: Policy, rows: list[Row], reach: frozenset[str]) -> _Thing:
 
 def _moved(old: Policy, new: Policy) -> dict[str, str]:
     """New path to old path of tenants that are the same under another: they keep a key, or their name, and no other does."""
-    gone = [path for path, node in old.nodes.items() if node.is_tenant and path not in new.nodes]
-    come = [path for path, node in new.nodes.items() if node.is_tenant and path not in old.nodes]
     moved: dict[str, str] = {}
-    for is_same in (lambda a, b: bool(_keys(old, a) & _keys(new, b)), lambda a, b: a.partition("/")[2] == b.partition("/")[2]):
-        for path in come:
-            alike = [other for other in gone if other not in moved.values() and is_same(other, path)]
-            rivals = [other for other in come if other not in moved and len(alike) == 1 and is_same(alike[0], other)]
-            if path not in moved and len(alike) == 1 and rivals == [path]:
-                moved[path] = alike[0]
+    for labels in (_keys, _names):
+        gone = _labelled(labels(old), old, new, set(moved.values()))
+        come = _labelled(labels(new), new, old, set(moved))
+        pairs = {(path, before) for label in come.keys() & gone.keys() for path in come[label] for before in gone[label]}
+        to, since = Counter(path for path, _ in pairs), Counter(before for _, before in pairs)
+        moved |= {path: before for path, before in pairs if to[path] == since[before] == 1}
     return moved
 
 
-def _keys(policy: Policy, path: str) -> set[str]:
-    return {digest for digest, principal in policy.principals.items() if principal.node == path}
+def _labelled(labels: Iterable[tuple[str, str]], policy: Policy, other: Policy, without: Collection[str]) -> dict[str, set[str]]:
+    """By label: the tenants that only this one of the two policies has, as far as the label is not everybody's."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for label, path in labels:
+        if policy.nodes[path].is_tenant and path not in other.nodes and path not in without:
+            found[label].add(path)
+    return {label: paths for label, paths in found.items() if len(paths) == 1}
+
+
+def _keys(policy: Policy) -> Iterator[tuple[str, str]]:
+    return ((digest, principal.node) for digest, principal in policy.principals.items())
+
+
+def _names(policy: Policy) -> Iterator[tuple[str, str]]:
+    return ((path.partition("/")[2], path) for path in policy.nodes)
 
 
 def _compare(before: _Things, after: _Things, moved: Mapping[str, str]) -> Iterator[Change]:

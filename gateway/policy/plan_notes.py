@@ -29,7 +29,7 @@ class Note:
 
 def notes(old: Policy, new: Policy, moved: Mapping[str, str]) -> Iterator[Note]:
     """moved: new path to old path. The risks come first."""
-    found = [*_keys(old, new), *_reachable(old, new), *_guarantees(old, new), *_starving(old, new), *_order(old, new)]
+    found = [*_keys(old, new, moved), *_reachable(old, new), *_guarantees(old, new), *_starving(old, new), *_order(old, new)]
     found += _tiers(old, new)
     shares = entitled_shares(old), entitled_shares(new)
     for path, node in new.nodes.items():
@@ -45,11 +45,18 @@ def notes(old: Policy, new: Policy, moved: Mapping[str, str]) -> Iterator[Note]:
 # -- keys and nodes --------------------------------------------------------------------------------------------------------
 
 
-def _keys(old: Policy, new: Policy) -> Iterator[Note]:
+def _keys(old: Policy, new: Policy, moved: Mapping[str, str]) -> Iterator[Note]:
+    now_at = {before: after for after, before in moved.items()}
     for digest, principal in old.principals.items():
-        if digest not in new.principals:
+        after = new.principals.get(digest)
+        if after is None:
             message = "is refused at once (UNAUTHENTICATED); what its holder has in flight goes on"
             yield Note(f"key {principal.key_id}", message, risk=True, node=principal.node)
+            continue
+        if principal.may_act_for_children and not after.may_act_for_children:
+            yield Note(f"key {principal.key_id}", "may not act for others any more: naming one is TENANT_MISMATCH", risk=True)
+        if after.node != now_at.get(principal.node, principal.node):
+            yield Note(f"key {principal.key_id}", f"stands for {after.node} from now on, not for {principal.node}", risk=True)
 
 
 def _reachable(old: Policy, new: Policy) -> Iterator[Note]:

@@ -144,6 +144,30 @@ def test_a_key_with_another_hash_is_revoked_and_no_hash_is_shown_in_full() -> No
     )  # fmt: skip
 
 
+def test_a_key_that_may_not_act_for_others_any_more_is_a_risk() -> None:
+    told = risks((", may_act_for: children", ""), ("    weight: 1\n", "    weight: 1\n    tiers: [batch]\n"))
+    assert told[0] == "key k-saas: may not act for others any more: naming one is TENANT_MISMATCH"
+
+
+def test_a_key_that_stands_for_somebody_else_is_a_risk() -> None:
+    key = f'keys: [{{id: k-docs, hash: "hmac-sha256:{"b" * 64}"}}]'
+    told = risks((f", {key}", ""), ("free: {tiers: [batch]}", f"free: {{tiers: [batch], {key}}}"))
+    assert "key k-docs: stands for saas/free from now on, not for acme/docs" in told
+
+
+def test_tenants_that_are_moved_under_a_name_that_others_leave_too_are_taken_by_their_keys() -> None:
+    """Two tenants named app go, two come; each keeps its key, and they cross."""
+    text = """version: 1
+tiers: {{gold: {{priority: 1}}}}
+organisations:
+  {0}: {{tenants: {{app: {{tiers: [gold], keys: [{{id: k1, hash: "hmac-sha256:{2}"}}]}}}}}}
+  {1}: {{tenants: {{app: {{tiers: [gold], keys: [{{id: k2, hash: "hmac-sha256:{3}"}}]}}}}}}
+"""
+    found = plan(load(text.format("a", "b", "1" * 64, "2" * 64)), load(text.format("c", "d", "2" * 64, "1" * 64)))
+    moved = {(change.moved_from, change.name) for change in found.changes if change.kind is Kind.MOVED}
+    assert moved == {("a/app", "d/app"), ("b/app", "c/app")}
+
+
 def test_demo_keys_are_no_part_of_a_plan() -> None:
     old = load(OLD).with_principals({"hmac-sha256:" + "e" * 64: Principal("demo", "saas/free", loopback_only=True)})
     assert plan(old, load(OLD)).notes == ()
