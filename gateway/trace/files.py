@@ -11,8 +11,10 @@ from pathlib import Path
 from fairlane.paths import private_dir
 
 FOLDER = "trace"
-# The oldest of so many goes when there is no room: at least 7/8 of the size are kept.
+# A file's part of the size: the oldest go when there is no room for another, so at least 7/8 of the size are kept.
 FILES = 8
+# However small they are: a process that is started again and again begins a file each time.
+MOST_FILES = 1000
 _NAME = re.compile(r"(\d{8,})\.jsonl")
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -74,8 +76,11 @@ class TraceFiles:
         self.close()
         files = recorded_files(self._folder)
         number = int(files[-1].stem) + 1 if files else 1
-        for path in files[: max(0, len(files) - FILES + 1)]:
-            path.unlink(missing_ok=True)
+        sizes = [path.stat().st_size for path in files]
+        room = self._max_bytes - self._max_bytes // FILES
+        while files and (sum(sizes) > room or len(files) >= MOST_FILES):
+            files.pop(0).unlink(missing_ok=True)
+            sizes.pop(0)
         self._handle = self._open_file(self._folder / f"{number:08d}.jsonl", _FLAGS, 0o600)
         self._size = 0
 

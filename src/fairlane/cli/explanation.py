@@ -51,7 +51,7 @@ def _more(answer: Any) -> Iterator[str]:
     if answer.HasField("estimated_start_s"):
         yield f"may start in {answer.estimated_start_s:.0f} s, as requests started in the last minute"
     if answer.preemptions:
-        yield f"lost its blocks {answer.preemptions} times"
+        yield "lost its blocks " + (f"{answer.preemptions} times" if answer.preemptions > 1 else "once")
     for eviction in answer.evictions[-_SHOWN_EVICTIONS:]:
         by = " ".join(part for part in (eviction.by_node, f"in {eviction.by_tier}" if eviction.by_tier else "") if part)
         yield f"{eviction.ago_s:.1f} s ago: {eviction.kind} ({eviction.reason}) for {by or 'others'}"

@@ -175,6 +175,14 @@ def test_a_new_process_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert [path.name for path in recorded_files(tmp_path / "state" / FOLDER)] == ["00000001.jsonl", "00000002.jsonl"]
 
 
+def test_restarts_alone_push_nothing_out(tmp_path: Path) -> None:
+    for number in range(30):
+        files = TraceFiles(tmp_path / "state", 1 << 20)
+        files.append(json.dumps({"number": number}))
+        files.close()
+    assert [found["number"] for found in read(tmp_path / "state")] == list(range(30))
+
+
 # -- a disk that refuses ---------------------------------------------------------------------------------------------------
 
 
