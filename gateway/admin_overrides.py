@@ -14,7 +14,7 @@ from fairlane.gateway.auth import Unauthenticated, owner
 from fairlane.gateway.overrides import Kind, Override, audit
 from fairlane.gateway.verdicts import suspended
 from fairlane.protos.fairlane.v1 import admin_pb2 as pb
-from fairlane.protos.fairlane.v1 import admin_pb2_grpc
+from fairlane.protos.fairlane.v1 import admin_pb2_grpc, explain_pb2
 
 _LIST_DEFAULT, _LIST_MOST = 100, 1000
 _KINDS = {
@@ -83,6 +83,9 @@ class OverrideHandlers(admin_pb2_grpc.AdminServicer):
         ]
         limit = min(request.limit or _LIST_DEFAULT, _LIST_MOST)
         return pb.ListRequestsResponse(requests=[self._info(ticket) for ticket in tickets[:limit]], total=len(tickets))
+
+    async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Context) -> explain_pb2.Explanation:
+        return await self._parts.explainer.explain(self._parts.admission.find(request.node, request.request_id))
 
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
         ticket = self._parts.admission.find(request.node, request.request_id)

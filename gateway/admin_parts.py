@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fairlane.errors import FieldViolation, InvalidRequest
 from fairlane.gateway.admission import Admission
+from fairlane.gateway.explainer import Explainer
 from fairlane.gateway.history import PolicyHistory
 from fairlane.gateway.overrides import Overrides
 from fairlane.gateway.policy_in_force import PolicyInForce
@@ -41,6 +42,7 @@ class AdminParts:
     overrides: Overrides
     history: PolicyHistory
     reloader: PolicyReloader | None
+    explainer: Explainer
     drain: Callable[[], None]
 
 

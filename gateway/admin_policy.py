@@ -28,6 +28,17 @@ class PolicyHandlers(admin_pb2_grpc.AdminServicer):
             return pb.CheckPolicyResponse(ok=False, findings=[finding(text, error=True) for text in error.findings])
         return pb.CheckPolicyResponse(ok=True, findings=[finding(text, error=False) for text in policy.warnings])
 
+    async def PlanPolicy(self, request: pb.PlanPolicyRequest, context: Context) -> pb.PlanPolicyResponse:
+        from fairlane.gateway.plan_message import plan_policy  # as above
+
+        policy, generation = self._parts.in_force.policy, self._parts.in_force.generation
+        if policy.source is None:
+            raise FairlaneError("POLICY_READ_ONLY", "this gateway's policy does not come from a file")
+        tickets = self._parts.admission.tickets()
+        answer = await asyncio.to_thread(plan_policy, policy, request.text.encode(), request.name or "policy", tickets)
+        answer.generation = generation
+        return answer
+
     async def ApplyPolicy(self, request: pb.ApplyPolicyRequest, context: Context) -> pb.ApplyPolicyResponse:
         return await self._replace(request.text, request.expected_sha256, "apply", context)
 

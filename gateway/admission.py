@@ -53,6 +53,7 @@ class Ticket:
         "request_id",
         "started",
         "tier",
+        "worker_id",
     )
 
     def __init__(self, admission: Admission, identity: Identity, request_id: str, tier: str, now_s: float) -> None:
@@ -67,6 +68,7 @@ class Ticket:
         self.tier = tier
         self.admitted_s = now_s
         self.started = False
+        self.worker_id: int | None = None  # what the worker calls it, once it was given it
 
     def start(self) -> None:
         """Its first step runs: it waits no longer. Calling again does nothing."""

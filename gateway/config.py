@@ -40,4 +40,7 @@ class GatewayConfig:
     drain_grace: Annotated[float, Duration(0, 3600)] = 30.0
     # A worker that for this long does not answer pings, or has work and does not advance, is lost.
     worker_timeout: Annotated[float, Duration(0.5, 600)] = 5.0
+    # Records a line per request, without content, below the state folder: `fairlane trace export`. trace_size: all its files.
+    trace: bool = False
+    trace_size: Annotated[int, Size(1 << 20, 1 << 40)] = 64 << 20
     ping_interval: Annotated[float, Duration(0.05, 60)] = 1.0

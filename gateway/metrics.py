@@ -3,7 +3,6 @@ its arrival to its only end. How the worker is doing is metrics_worker.py's, who
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -16,17 +15,13 @@ from prometheus_client.registry import Collector
 from fairlane.clock import Clock
 from fairlane.errors import FairlaneError
 from fairlane.gateway.metrics_tenants import TenantLabels, tenant_of
+from fairlane.gateway.request_end import ending, finish_name
 from fairlane.protos.fairlane.v1 import inference_pb2, worker_pb2
-
-# How a request ends when its client cancels the call or goes away; all other failures have a reason of errors.REASONS.
-CLIENT_GONE = "CLIENT_GONE"
 
 WHO = ("tier", "tenant")
 _WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKENS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 _REQUESTS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-_FINISHED = {inference_pb2.FINISH_REASON_STOP: "stop", inference_pb2.FINISH_REASON_LENGTH: "length"}
 
 
 class Sink(Protocol):
@@ -84,8 +79,13 @@ class GatewayMetrics:
         self.reload_failures = Counter(
             "fairlane_policy_reload_failures", "Policies that were not put in force, for any error.", registry=registry
         )
+        self.trace_dropped = Counter(
+            "fairlane_trace_dropped",
+            "Requests that the trace recorder left out: disk full or too slow.",
+            registry=registry,
+        )
         self._by_who = [metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)]
-        self._by_who.remove(self.reload_failures)
+        self._by_who = [metric for metric in self._by_who if metric not in (self.reload_failures, self.trace_dropped)]
         registry.register(_RequestsInState(self))
         ProcessCollector(registry=registry)
 
@@ -95,16 +95,8 @@ class GatewayMetrics:
         observation = RequestObservation(self, tenant_of(node))
         self.tenants.enter(observation.tenant)
         try:
-            yield observation
-        except asyncio.CancelledError:
-            observation.ended(CLIENT_GONE)
-            raise
-        except FairlaneError as error:
-            observation.ended(error.reason)
-            raise
-        except BaseException:
-            observation.ended("INTERNAL")
-            raise
+            with ending(observation.ended):
+                yield observation
         finally:
             observation.enter(None)
             self.tenants.leave(observation.tenant)
@@ -171,7 +163,7 @@ class RequestObservation:
     def finished(self, reason: inference_pb2.FinishReason) -> None:
         """The client has everything, up to `finished`."""
         metrics, who = self._metrics, self._who()
-        metrics.success.labels(_FINISHED.get(reason, "unknown"), *who).inc()
+        metrics.success.labels(finish_name(reason), *who).inc()
         metrics.e2e.labels(*who).observe(metrics.clock.now() - self._arrival_s)
         if self._num_tokens > 1:
             metrics.tpot.labels(*who).observe((self._last_s - self._first_s) / (self._num_tokens - 1))

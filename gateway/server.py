@@ -14,12 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from fairlane.clock import Clock
-from fairlane.errors import FairlaneError
+from fairlane.errors import ConfigError, FairlaneError
 from fairlane.gateway.admin import AdminService
 from fairlane.gateway.admin_parts import AdminParts
 from fairlane.gateway.admission import Admission, retry_after_s
 from fairlane.gateway.auth import AdminAuthenticator, Authenticator, PolicyAuthenticator
 from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.explainer import Explainer
 from fairlane.gateway.health import MAX_WATCHERS, SERVICE_NAME, HealthService
 from fairlane.gateway.history import PolicyHistory
 from fairlane.gateway.interceptors import Edge, EdgeInterceptor
@@ -36,6 +37,7 @@ from fairlane.gateway.rpc_slots import RpcSlots
 from fairlane.gateway.service import InferenceService
 from fairlane.gateway.tokenizer import load_encoder
 from fairlane.gateway.tokenizer_pool import TokenizerPool
+from fairlane.gateway.trace.recorder import open_recorder
 from fairlane.gateway.worker_client import WorkerClient
 from fairlane.protos.fairlane.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -103,12 +105,20 @@ class Gateway:
         collector = WorkerCollector(self._worker, lambda: (in_force.policy, in_force.generation), config.metrics_tenants)
         self._metrics.registry.register(collector)
         self._metrics_server = MetricsServer(self._metrics.registry, self._metrics.sweep)
+        self._trace = None
+        if config.trace:
+            if state_dir is None:
+                raise ConfigError(["trace: true needs a state folder to record in"])
+            self._trace = open_recorder(state_dir, config.trace_size, clock, self._metrics.trace_dropped.inc)
+        explainer = Explainer(self._worker)
         self._service = InferenceService(
-            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock
+            config, self._overrides, self._admission, self._worker, self._tokenizers, self._metrics, clock, explainer, self._trace
         )
         self._refusals = RefusalLog(clock)
         self._server = self._public_server()
-        parts = AdminParts(self._admission, self._worker, in_force, self._overrides, history, self._reloader, self.drain)
+        parts = AdminParts(
+            self._admission, self._worker, in_force, self._overrides, history, self._reloader, explainer, self.drain
+        )
         self._admin_server = self._make_admin_server(AdminAuthenticator(admin_key_hash, pepper), AdminService(parts))
         self._stopped = False
         self.port = 0
@@ -183,6 +193,8 @@ class Gateway:
             await self._stop_servers(_CLOSE_GRACE_S)
             await self._worker.close()
             self._tokenizers.close()
+            if self._trace is not None:
+                await asyncio.to_thread(self._trace.close)
 
     async def _stop_servers(self, grace: float) -> None:
         await asyncio.gather(self._server.stop(grace), self._admin_server.stop(grace))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import grpc.aio
@@ -15,20 +16,24 @@ from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
 from fairlane.gateway.admission import Admission, Limits, Ticket
 from fairlane.gateway.auth import Identity, owner
 from fairlane.gateway.config import GatewayConfig
+from fairlane.gateway.explainer import Explainer, for_tenant
 from fairlane.gateway.generation import Generation, StreamFacts, Write
 from fairlane.gateway.interceptors import current_identity, name_request
 from fairlane.gateway.metrics import GatewayMetrics, RequestObservation
 from fairlane.gateway.output_text import OutputText
 from fairlane.gateway.overrides import Overrides
 from fairlane.gateway.policy.model import Effective, Policy
+from fairlane.gateway.request_end import finish_name
 from fairlane.gateway.streams import DeltaInbox, slow_consumer
 from fairlane.gateway.tokenizer_pool import TokenizerPool
+from fairlane.gateway.trace.record import Tape
+from fairlane.gateway.trace.recorder import TraceRecorder
 from fairlane.gateway.validation import Ask, check_model, may_use, validate, validate_prompt
 from fairlane.gateway.verdicts import refuse_paused, refuse_suspended
 from fairlane.gateway.worker_client import WorkerClient, no_ready_worker
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
+from fairlane.protos.fairlane.v1 import explain_pb2, inference_pb2_grpc, worker_pb2
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
-from fairlane.protos.fairlane.v1 import inference_pb2_grpc, worker_pb2
 
 REQUEST_ID_METADATA = "fairlane-request-id"
 
@@ -48,8 +53,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,
         clock: Clock,
+        explainer: Explainer,
+        trace: TraceRecorder | None = None,
     ) -> None:
+        """trace: records every request; None: nothing is recorded."""
         self._config = config
+        self._trace = trace
+        self._explainer = explainer
         self._overrides = overrides
         self._admission = admission
         self._worker = worker
@@ -69,6 +79,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ticket = self._admission.find(current_identity().node, request.request_id)
         ticket.cancel(FairlaneError("CANCELLED", "cancelled by its tenant"))
         return pb.CancelResponse()
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> explain_pb2.Explanation:
+        node = current_identity().node
+        return for_tenant(await self._explainer.explain(self._admission.find(node, request.request_id)), node)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         facts, identity = self._facts(), current_identity()
@@ -98,11 +112,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return facts
 
     async def _run(self, request: pb.GenerateRequest, context: Context, writer: _Writer) -> None:
-        with self._metrics.observe(current_identity().node) as observation:
-            await self._serve(request, context, writer, observation)
+        taping = nullcontext() if self._trace is None else self._trace.follow()
+        with self._metrics.observe(current_identity().node) as observation, taping as tape:
+            await self._serve(request, context, writer, observation, tape)
 
     async def _serve(
-        self, request: pb.GenerateRequest, context: Context, writer: _Writer, observation: RequestObservation
+        self,
+        request: pb.GenerateRequest,
+        context: Context,
+        writer: _Writer,
+        observation: RequestObservation,
+        tape: Tape | None,
     ) -> None:
         """Everything from the decoded request to `finished`; raises FairlaneError for every other end but cancellation."""
         arrival_s = self._clock.now()
@@ -114,7 +134,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         observation.asked(ask.tier)
         refuse_paused(self._overrides, ask.tier)
         bounds = policy.effective(identity.node, ask.tier)
-        allowed_s = allowed_seconds(context.time_remaining(), bounds.max_duration_s, self._config.default_max_duration)
+        deadline_s = context.time_remaining()
+        allowed_s = allowed_seconds(deadline_s, bounds.max_duration_s, self._config.default_max_duration)
+        if tape is not None:
+            tape.bounded(bounds.max_wait_s, deadline_s)
         if not self._worker.ready:
             raise no_ready_worker()
         request_id = ask.request_id or secrets.token_hex(16)
@@ -128,7 +151,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 add.timeout_s = max(0.0, allowed_s - spent_s)
                 if bounds.max_wait_s is not None:
                     add.max_wait_s = max(0.0, bounds.max_wait_s - spent_s)
-                await self._stream(ask, add, facts, ticket, arrival_s, writer, observation)
+                await self._stream(ask, add, facts, ticket, arrival_s, writer, observation, tape)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -158,6 +181,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         arrival_s: float,
         writer: _Writer,
         observation: RequestObservation,
+        tape: Tape | None,
     ) -> None:
         """Has the worker run it and writes its events; the worker forgets it whatever happens."""
         config = self._config
@@ -182,10 +206,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         text = OutputText(self._tokenizers.tokenizer, ask.stop, frozenset(add.stop_token_ids))
         ticket.on_cancel(inbox.fail)
         try:
-            self._worker.submit(add, observation.watch(inbox, len(add.prompt_token_ids)))
+            sink = observation.watch(inbox, len(add.prompt_token_ids))
+            self._worker.submit(add, sink if tape is None else tape.watch(sink, add, facts.model))
+            ticket.worker_id = add.request_id
             generation = Generation(stream, inbox, text, writer.write, self._clock)
             await generation.run()
             observation.finished(generation.finish_reason)
+            if tape is not None:
+                tape.end(finish_name(generation.finish_reason))
         finally:
             # Reached by an answer, an error, and every face of cancellation: while waiting, while writing, on close.
             self._worker.release(add.request_id, abort=not inbox.ended)

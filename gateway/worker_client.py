@@ -18,8 +18,8 @@ from fairlane.errors import FairlaneError
 from fairlane.gateway.admission import retry_after_s
 from fairlane.gateway.liveness import Liveness
 from fairlane.gateway.worker_facts import WorkerFacts
+from fairlane.protos.fairlane.v1 import explain_pb2, worker_pb2_grpc
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.tenancy import PolicySnapshot
 
 logger = logging.getLogger("fairlane.gateway.worker")
@@ -89,6 +89,7 @@ class WorkerClient:
         self._snapshot: PolicySnapshot | None = None
         self._applying: asyncio.Future[str | None] | None = None  # the refusal, "" if applied, None if lost
         self._applied_generation = 0
+        self._explaining: asyncio.Future[pb.Explained | None] | None = None  # None if lost
         self._sinks: dict[int, Sink] = {}
         self._outbox: asyncio.Queue[pb.ToWorker] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -173,6 +174,23 @@ class WorkerClient:
         that knew them is gone, and the worker has aborted everything of it."""
         if self._sinks.pop(request_id, None) is not None and abort:
             self._outbox.put_nowait(pb.ToWorker(abort=pb.Abort(request_id=request_id)))
+
+    async def explain(self, request_id: int) -> explain_pb2.Explanation | None:
+        """Why a request waits; None if the worker does not have it. One question at a time. Raises TimeoutError."""
+        if not self._connected:
+            return None
+        self._explaining = asyncio.get_running_loop().create_future()
+        self._outbox.put_nowait(pb.ToWorker(explain=pb.Explain(request_id=request_id)))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    explained = await self._explaining
+                    if explained is None or explained.request_id == request_id:
+                        break
+                    self._explaining = asyncio.get_running_loop().create_future()  # a late answer to an earlier question
+        finally:
+            self._explaining = None
+        return explained.explanation if explained is not None and explained.HasField("explanation") else None
 
     async def apply_policy(self, snapshot: PolicySnapshot) -> None:
         """Puts a snapshot in force: returns once the worker has applied it, at once while none is connected (the next
@@ -286,6 +304,8 @@ class WorkerClient:
                     self._ponged.notify_all()
             elif which == "policy_applied":
                 self._policy_applied(message.policy_applied)
+            elif which == "explained" and self._explaining is not None and not self._explaining.done():
+                self._explaining.set_result(message.explained)
 
     async def _write(self, call: Call) -> None:
         while True:
@@ -350,6 +370,8 @@ class WorkerClient:
             sink.fail(worker_lost())
         if self._applying is not None and not self._applying.done():
             self._applying.set_result(None)
+        if self._explaining is not None and not self._explaining.done():
+            self._explaining.set_result(None)
         self._pong = pb.Pong()  # what a lost worker last said is not so any more
         if self._connected:
             self._connected = False

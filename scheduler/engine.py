@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from fairlane.clock import Clock
 from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
+from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
-from fairlane.scheduler.tenancy import PolicySnapshot
+from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1
 
@@ -48,11 +49,19 @@ class ApplyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """Say why a request waits, before the next step: `answer` gets None for one that is gone."""
+
+    request_id: RequestId
+    answer: Callable[[Explanation | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave the loop after this step."""
 
 
-Command = Add | Abort | ApplyPolicy | Stop
+Command = Add | Abort | ApplyPolicy | Explain | Stop
 
 
 class Inbox(Protocol):
@@ -127,6 +136,8 @@ class Engine:
                 self._scheduler.abort(request_id)
             case ApplyPolicy(snapshot, applied):
                 applied(self._apply(snapshot))
+            case Explain(request_id, answer):
+                answer(explain(self._scheduler, self._snapshot or NO_POLICY, request_id, self._clock.now()))
             case Stop():
                 self._running = False
 

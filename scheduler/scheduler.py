@@ -7,7 +7,7 @@ One ranked pass (step_pass.py) builds a step; this file keeps the state around i
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fairlane.blockmgr.hashing import HashChain
@@ -15,6 +15,7 @@ from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
 from fairlane.scheduler.census import Census, largest
 from fairlane.scheduler.cost import TokensCost
+from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
@@ -57,6 +58,10 @@ class SchedulerLimits:
                 "every decode needs a token of the step"
             )
 
+    def watermark_blocks(self, num_usable_blocks: int, num_running: int) -> int:
+        """Blocks that an admission leaves free beside others that run."""
+        return max(1, int(self.watermark * num_usable_blocks)) if num_running else 0
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
@@ -96,6 +101,7 @@ class Scheduler:
         self.settlement: Settlement | None = None
         self.cost = TokensCost()
         self.census = Census()
+        self.decisions = DecisionLog()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._clock = clock
@@ -192,6 +198,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.census.waits(sequence, -1)
         self.census.runs(sequence, 1)
+        self.decisions.admitted(self._clock.now())
 
     def requeue(self, sequence: Sequence) -> PreemptionKind:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens, and with what it has
@@ -344,6 +351,14 @@ class Scheduler:
         """The unfinished request of that id."""
         sequence = self._sequences.get(request_id)
         return None if sequence is None else sequence.request
+
+    def sequence(self, request_id: RequestId) -> Sequence | None:
+        """The unfinished sequence of that id; its counts are in arrears while it is in the lane."""
+        return self._sequences.get(request_id)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """All unfinished ones, in order of arrival."""
+        return self._sequences.values()
 
     def has_started(self, request_id: RequestId) -> bool:
         """Whether an unfinished request was ever placed in a step. KeyError for one that is not here."""

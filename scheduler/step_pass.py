@@ -319,9 +319,7 @@ class StepPass:
             self._policy.skip(sequence)
 
     def _watermark(self) -> int:
-        """Blocks that an admission leaves free beside others that run."""
-        running = len(self._scheduler.running)
-        return max(1, int(self._limits.watermark * self._blocks.num_usable_blocks)) if running else 0
+        return self._limits.watermark_blocks(self._blocks.num_usable_blocks, len(self._scheduler.running))
 
     def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
         """Whether there is a slot, and blocks for all its tokens and the watermark."""
@@ -439,6 +437,7 @@ class StepPass:
             if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
                 victim.evicted_by = gainer.payer
             evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
+            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s)
 
 
 def _present(sequence: Sequence, hit: PrefixHit | None) -> int:

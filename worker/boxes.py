@@ -11,9 +11,11 @@ from typing import Protocol
 
 from fairlane.clock import Clock
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Stop
+from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Explain, Stop
 from fairlane.scheduler.events import DecodedTokens, Delta
+from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.request import RequestId
+from fairlane.worker.explain_wire import explanation_to_wire
 from fairlane.worker.wire import ProtocolError, delta_to_wire, request_from_add, snapshot_from_wire
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,8 @@ class WorkerBoxes:
                     yield Abort(request_id)
             case "policy":
                 yield from self._decode_policy(connection, message.policy)
+            case "explain":
+                yield from self._decode_explain(connection, message.explain)
             case other:
                 log.warning("ignored a message of kind %s", other)
 
@@ -117,6 +121,19 @@ class WorkerBoxes:
         connection.requests[add.request_id] = request_id
         self._routes[request_id] = (connection, add.request_id)
         yield Add(request)
+
+    def _decode_explain(self, connection: Connection, asked: pb.Explain) -> Iterator[Command]:
+        def answer(found: Explanation | None) -> None:
+            explained = pb.Explained(request_id=asked.request_id)
+            if found is not None:
+                explained.explanation.CopyFrom(explanation_to_wire(found))
+            connection.sink.send(pb.FromWorker(explained=explained))
+
+        request_id = connection.requests.get(asked.request_id)
+        if request_id is None:
+            answer(None)
+        else:
+            yield Explain(request_id, answer)
 
     def _decode_policy(self, connection: Connection, policy: pb.PolicySnapshot) -> Iterator[Command]:
         def applied(refusal: str) -> None:

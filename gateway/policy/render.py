@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairlane.config.fields import Amount, Duration, Percent
 from fairlane.config.scalars import written
@@ -16,13 +16,20 @@ from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Entry, entries
 from fairlane.gateway.policy.effective import RequestLimits, binding
-from fairlane.gateway.policy.schema import KeyPart, PolicyFile, TenantPart
+from fairlane.gateway.policy.schema import KeyPart, MembersPart, PolicyFile, TenantPart
 
 if TYPE_CHECKING:
     from fairlane.gateway.policy.model import Policy
 
-# Key, value, where it comes from.
-Row = tuple[str, str, str]
+
+class Row(NamedTuple):
+    """One value that holds: the key, the value as the file would write it, where it comes from, and whether it has an effect."""
+
+    key: str
+    value: str
+    origin: str
+    enforced: bool = True
+
 
 _LATER = " (not enforced yet)"
 # Shown with what they are inherited from, or below as what binds in each tier.
@@ -36,35 +43,34 @@ def render(policy: Policy) -> str:
     if located is None:
         raise ValueError("this policy was not loaded from a file")
     file = located.value
-    sections = [(f"policy {policy.path}, sha256 {policy.sha256[:12]}", _top(located))]
-    sections.append(("scheduler", _rows(located, file.scheduler, ("scheduler",))))
-    sections += [(f"tier {name}", _rows(located, tier, ("tiers", name))) for name, tier in file.tiers.items()]
-    sections += [(f"group {name}", _rows(located, part, ("groups", name))) for name, part in file.groups.items()]
+    top = top_rows(located) + [row._replace(key=f"model {name}") for name in file.models for row in model_rows(located, name)]
+    sections = [(f"policy {policy.path}, sha256 {policy.sha256[:12]}", top)]
+    sections.append(("scheduler", part_rows(located, file.scheduler, ("scheduler",))))
+    sections += [(f"tier {name}", part_rows(located, tier, ("tiers", name))) for name, tier in file.tiers.items()]
+    sections += [(f"group {name}", part_rows(located, part, ("groups", name))) for name, part in file.groups.items()]
     for entry in entries(file):
         sections += _node(policy, located, entry)
     return "\n".join(_section(title, rows) for title, rows in sections)
 
 
 def _section(title: str, rows: Iterable[Row]) -> str:
-    rows = list(rows)
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    lines = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip() for key, value, origin in rows]
+    shown = [(row.key + ("" if row.enforced else _LATER), row.value, row.origin) for row in rows]
+    widths = [max((len(line[column]) for line in shown), default=0) for column in (0, 1)]
+    lines = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip() for key, value, origin in shown]
     return "\n".join([title, *lines, ""])
 
 
-def _top(located: Located[PolicyFile]) -> list[Row]:
+def top_rows(located: Located[PolicyFile]) -> list[Row]:
+    """What the file says on its own behalf."""
     file = located.value
     kept = {"timezone": file.timezone, "cached_token_price": f"{file.cached_token_price:g}"}
-    rows = [(key + _later(("timezone",)), value, _origin(located, (key,))) for key, value in kept.items()]
-    rows += [(f"defaults.{key}", value, origin) for key, value, origin in _rows(located, file.defaults, ("defaults",))]
-    for name, model in file.models.items():
-        rows.append((f"model {name}", _say_list(model.aliases) or "no aliases", _origin(located, ("models", name))))
-    return rows
+    rows = [Row(key, value, _origin(located, (key,)), _fields(PolicyFile)[key].doc.enforced) for key, value in kept.items()]
+    return rows + [row._replace(key=f"defaults.{row.key}") for row in part_rows(located, file.defaults, ("defaults",))]
 
 
-def _later(where: Where) -> str:
-    field = _fields(PolicyFile).get(str(where[0]))
-    return "" if field is None or field.doc.enforced else _LATER
+def model_rows(located: Located[PolicyFile], name: str) -> list[Row]:
+    aliases = _say_list(located.value.models[name].aliases) or "no aliases"
+    return [Row("aliases", aliases, _origin(located, ("models", name)))]
 
 
 def _fields(schema: Any) -> dict[str, Field]:
@@ -77,39 +83,46 @@ def _origin(located: Located[PolicyFile], where: Where) -> str:
     return f"line {mark.line}" if mark else "default"
 
 
-def _rows(located: Located[PolicyFile], part: Any, where: Where, without: frozenset[str] = frozenset()) -> list[Row]:
+def part_rows(located: Located[PolicyFile], part: Any, where: Where, without: frozenset[str] = frozenset()) -> list[Row]:
     """A row for each field that holds something."""
     rows = []
     for name, field in _fields(type(part)).items():
         value = getattr(part, name)
         if name in without or value is None or value == ():
             continue
-        rows.append((name + ("" if field.doc.enforced else _LATER), say(value, field.shape), _origin(located, (*where, name))))
+        rows.append(Row(name, say(value, field.shape), _origin(located, (*where, name)), field.doc.enforced))
     return rows
 
 
 def _node(policy: Policy, located: Located[PolicyFile], entry: Entry) -> list[tuple[str, list[Row]]]:
+    rows = [*own_rows(policy, located, entry), *_caps_above(located, entry.above), *in_each_tier(policy, entry, False)]
+    sections = [(entry.path, rows)]
+    if isinstance(entry.part, TenantPart) and entry.part.members is not None:
+        members = member_rows(located, entry, entry.part.members) + _caps_above(located, entry)
+        sections.append((f"{entry.path}/* (members)", members + in_each_tier(policy, entry, True)))
+    return sections
+
+
+def own_rows(policy: Policy, located: Located[PolicyFile], entry: Entry) -> list[Row]:
+    """What the node has, inherited or its own; what binds in each tier, and its ancestors' caps, are not among it."""
     node = policy.nodes[entry.path]
-    rows = [
+    return [
         _inherited(located, entry, "tiers", _say_list(node.tiers) or "none: only its tenants send requests"),
         _inherited(located, entry, "models", _say_list(node.models or ()) or "all"),
         _inherited(located, entry, "cache_domain", node.cache_domain),
-        *_rows(located, entry.part, entry.where, _RESOLVED),
-        *_caps_above(located, entry.above),
-        *_in_each_tier(policy, entry, False),
+        *part_rows(located, entry.part, entry.where, _RESOLVED),
     ]
-    sections = [(entry.path, rows)]
-    if isinstance(entry.part, TenantPart) and entry.part.members is not None:
-        members = _rows(located, entry.part.members, (*entry.where, "members"), _RESOLVED)
-        members += _caps_above(located, entry)
-        sections.append((f"{entry.path}/* (members)", members + _in_each_tier(policy, entry, True)))
-    return sections
+
+
+def member_rows(located: Located[PolicyFile], tenant: Entry, members: MembersPart) -> list[Row]:
+    """What the tenant's template says."""
+    return part_rows(located, members, (*tenant.where, "members"), _RESOLVED)
 
 
 def _inherited(located: Located[PolicyFile], entry: Entry, key: str, value: str) -> Row:
     if (*entry.where, key) not in located.marks and entry.above is not None and (*entry.above.where, key) in located.marks:
-        return key, value, f"{entry.above.path}, {_origin(located, (*entry.above.where, key))}"
-    return key, value, _origin(located, (*entry.where, key))
+        return Row(key, value, f"{entry.above.path}, {_origin(located, (*entry.above.where, key))}")
+    return Row(key, value, _origin(located, (*entry.where, key)))
 
 
 def _caps_above(located: Located[PolicyFile], above: Entry | None) -> list[Row]:
@@ -119,17 +132,17 @@ def _caps_above(located: Located[PolicyFile], above: Entry | None) -> list[Row]:
         for key in _CAPS:
             value = getattr(above.part, key)
             if value is not None:
-                rows.append((f"{key} of all {above.path}", str(value), _origin(located, (*above.where, key))))
+                rows.append(Row(f"{key} of all {above.path}", str(value), _origin(located, (*above.where, key))))
         above = above.above
     return rows
 
 
-def _in_each_tier(policy: Policy, entry: Entry, for_members: bool) -> list[Row]:
+def in_each_tier(policy: Policy, entry: Entry, for_members: bool) -> list[Row]:
     """The limits of single requests, which may differ from tier to tier."""
     rows = []
     for tier in policy.nodes[entry.path].tiers:
         limits, origins = binding(*policy.levels(entry.path, tier, for_members))
-        rows += [(f"{key} in {tier}", value, origins[key]) for key, value in _limits(limits) if key in origins]
+        rows += [Row(f"{key} in {tier}", value, origins[key]) for key, value in _limits(limits) if key in origins]
     return rows
 
 

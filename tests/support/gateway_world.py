@@ -23,6 +23,7 @@ from fairlane.gateway.policy.model import MemberTemplate, Node, Policy, Principa
 from fairlane.gateway.policy_source import PolicySource
 from fairlane.gateway.server import Gateway
 from fairlane.protos.fairlane.v1 import admin_pb2_grpc, inference_pb2_grpc, worker_pb2_grpc
+from fairlane.protos.fairlane.v1 import explain_pb2 as epb
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 from fairlane.protos.fairlane.v1 import worker_pb2 as wpb
 from fairlane.scheduler.tenancy import Tier, TiersPolicy
@@ -84,6 +85,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         # The refusal, "" for none, None for no answer at all.
         self.on_policy: Callable[[wpb.PolicySnapshot], str | None] = lambda snapshot: ""
         self.pong: wpb.Pong | None = wpb.Pong()
+        # The explanation of any request, None for one that is gone.
+        self.on_explain: Callable[[int], epb.Explanation | None] = lambda request_id: None
         self.step_id = 0
         self._out: asyncio.Queue[wpb.FromWorker] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
@@ -129,6 +132,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             task.add_done_callback(self._tasks.discard)
         elif which == "abort":
             self.aborts.put_nowait(message.abort.request_id)
+        elif which == "explain":
+            explained = wpb.Explained(request_id=message.explain.request_id)
+            found = self.on_explain(message.explain.request_id)
+            if found is not None:
+                explained.explanation.CopyFrom(found)
+            self._out.put_nowait(wpb.FromWorker(explained=explained))
         elif which == "ping" and self.pong is not None:
             pong = wpb.Pong()
             pong.CopyFrom(self.pong)

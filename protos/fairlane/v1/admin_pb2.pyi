@@ -1,5 +1,6 @@
 import datetime
 
+from fairlane.protos.fairlane.v1 import explain_pb2 as _explain_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -144,6 +145,86 @@ class CheckPolicyResponse(_message.Message):
     ok: bool
     findings: _containers.RepeatedCompositeFieldContainer[PolicyFinding]
     def __init__(self, ok: bool = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ...) -> None: ...
+
+class PlanPolicyRequest(_message.Message):
+    __slots__ = ("text", "name")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    name: str
+    def __init__(self, text: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class PolicyChange(_message.Message):
+    __slots__ = ("kind", "what", "name", "key", "before", "after", "before_from", "after_from", "moved_from", "enforced", "tenants", "members")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[PolicyChange.Kind]
+        KIND_ADDED: _ClassVar[PolicyChange.Kind]
+        KIND_REMOVED: _ClassVar[PolicyChange.Kind]
+        KIND_CHANGED: _ClassVar[PolicyChange.Kind]
+        KIND_MOVED: _ClassVar[PolicyChange.Kind]
+    KIND_UNSPECIFIED: PolicyChange.Kind
+    KIND_ADDED: PolicyChange.Kind
+    KIND_REMOVED: PolicyChange.Kind
+    KIND_CHANGED: PolicyChange.Kind
+    KIND_MOVED: PolicyChange.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FROM_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FROM_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    ENFORCED_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    kind: PolicyChange.Kind
+    what: str
+    name: str
+    key: str
+    before: str
+    after: str
+    before_from: str
+    after_from: str
+    moved_from: str
+    enforced: bool
+    tenants: int
+    members: int
+    def __init__(self, kind: _Optional[_Union[PolicyChange.Kind, str]] = ..., what: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., before_from: _Optional[str] = ..., after_from: _Optional[str] = ..., moved_from: _Optional[str] = ..., enforced: bool = ..., tenants: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
+
+class PolicyNote(_message.Message):
+    __slots__ = ("subject", "message", "risk", "in_flight", "waiting")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RISK_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    message: str
+    risk: bool
+    in_flight: int
+    waiting: int
+    def __init__(self, subject: _Optional[str] = ..., message: _Optional[str] = ..., risk: bool = ..., in_flight: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class PlanPolicyResponse(_message.Message):
+    __slots__ = ("ok", "findings", "changes", "notes", "old_sha256", "new_sha256", "generation")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    OLD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    NEW_SHA256_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    findings: _containers.RepeatedCompositeFieldContainer[PolicyFinding]
+    changes: _containers.RepeatedCompositeFieldContainer[PolicyChange]
+    notes: _containers.RepeatedCompositeFieldContainer[PolicyNote]
+    old_sha256: str
+    new_sha256: str
+    generation: int
+    def __init__(self, ok: bool = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[PolicyNote, _Mapping]]] = ..., old_sha256: _Optional[str] = ..., new_sha256: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ApplyPolicyRequest(_message.Message):
     __slots__ = ("text", "expected_sha256")
@@ -328,6 +409,14 @@ class ListRequestsResponse(_message.Message):
     requests: _containers.RepeatedCompositeFieldContainer[RequestInfo]
     total: int
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestInfo, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("node", "request_id")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    request_id: str
+    def __init__(self, node: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CancelRequestRequest(_message.Message):
     __slots__ = ("node", "request_id")

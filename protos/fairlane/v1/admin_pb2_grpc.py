@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from fairlane.protos.fairlane.v1 import admin_pb2 as fairlane_dot_v1_dot_admin__pb2
+from fairlane.protos.fairlane.v1 import explain_pb2 as fairlane_dot_v1_dot_explain__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -53,6 +54,11 @@ class AdminStub(object):
                 '/fairlane.v1.Admin/CheckPolicy',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.FromString,
+                _registered_method=True)
+        self.PlanPolicy = channel.unary_unary(
+                '/fairlane.v1.Admin/PlanPolicy',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.FromString,
                 _registered_method=True)
         self.ApplyPolicy = channel.unary_unary(
                 '/fairlane.v1.Admin/ApplyPolicy',
@@ -109,6 +115,11 @@ class AdminStub(object):
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/fairlane.v1.Admin/ExplainRequest',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
+                _registered_method=True)
         self.CancelRequest = channel.unary_unary(
                 '/fairlane.v1.Admin/CancelRequest',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.CancelRequestRequest.SerializeToString,
@@ -142,6 +153,13 @@ class AdminServicer(object):
 
     def CheckPolicy(self, request, context):
         """Validates a policy text exactly as the server would, and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanPolicy(self, request, context):
+        """What a policy text would change against the policy in force, for whom, and what that means to requests; changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +239,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Why one request of any tenant waits, with the names of those who go before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelRequest(self, request, context):
         """Ends one request of any tenant; its stream ends with CANCELLED.
         """
@@ -250,6 +275,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CheckPolicy,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.SerializeToString,
+            ),
+            'PlanPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanPolicy,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.SerializeToString,
             ),
             'ApplyPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyPolicy,
@@ -305,6 +335,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_explain__pb2.Explanation.SerializeToString,
             ),
             'CancelRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRequest,
@@ -420,6 +455,33 @@ class Admin(object):
             '/fairlane.v1.Admin/CheckPolicy',
             fairlane_dot_v1_dot_admin__pb2.CheckPolicyRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.CheckPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/PlanPolicy',
+            fairlane_dot_v1_dot_admin__pb2.PlanPolicyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.PlanPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -717,6 +779,33 @@ class Admin(object):
             '/fairlane.v1.Admin/ListRequests',
             fairlane_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ExplainRequest',
+            fairlane_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,

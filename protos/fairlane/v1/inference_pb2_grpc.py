@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from fairlane.protos.fairlane.v1 import explain_pb2 as fairlane_dot_v1_dot_explain__pb2
 from fairlane.protos.fairlane.v1 import inference_pb2 as fairlane_dot_v1_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -49,6 +50,11 @@ class InferenceStub(object):
                 request_serializer=fairlane_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/fairlane.v1.Inference/Explain',
+                request_serializer=fairlane_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
+                _registered_method=True)
         self.CountTokens = channel.unary_unary(
                 '/fairlane.v1.Inference/CountTokens',
                 request_serializer=fairlane_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
@@ -85,6 +91,13 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request of the caller's own tenant waits: its rank, who goes before it, what is missing. Others are tiers and counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CountTokens(self, request, context):
         """Counts the prompt's tokens exactly as Generate would, without running anything.
         """
@@ -116,6 +129,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=fairlane_dot_v1_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=fairlane_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_explain__pb2.Explanation.SerializeToString,
             ),
             'CountTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.CountTokens,
@@ -209,6 +227,33 @@ class Inference(object):
             '/fairlane.v1.Inference/Cancel',
             fairlane_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
             fairlane_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Inference/Explain',
+            fairlane_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            fairlane_dot_v1_dot_explain__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,

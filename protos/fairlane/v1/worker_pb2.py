@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fairlane.protos.fairlane.v1 import explain_pb2 as fairlane_dot_v1_dot_explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61irlane/v1/worker.proto\x12\x0b\x66\x61irlane.v1\"\xd2\x01\n\x08ToWorker\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.fairlane.v1.HelloH\x00\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1b.fairlane.v1.PolicySnapshotH\x00\x12\x1f\n\x03\x61\x64\x64\x18\x03 \x01(\x0b\x32\x10.fairlane.v1.AddH\x00\x12#\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x12.fairlane.v1.AbortH\x00\x12!\n\x04ping\x18\x05 \x01(\x0b\x32\x11.fairlane.v1.PingH\x00\x42\t\n\x07message\"\xc4\x01\n\nFromWorker\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.fairlane.v1.WelcomeH\x00\x12\x34\n\x0epolicy_applied\x18\x02 \x01(\x0b\x32\x1a.fairlane.v1.PolicyAppliedH\x00\x12)\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32\x17.fairlane.v1.StepDeltasH\x00\x12!\n\x04pong\x18\x04 \x01(\x0b\x32\x11.fairlane.v1.PongH\x00\x42\t\n\x07message\"5\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\"\xca\x01\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\n \x01(\r\"\xdb\x01\n\x0ePolicySnapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x14\n\x0ctiers_policy\x18\x03 \x01(\t\x12$\n\x05tiers\x18\x04 \x03(\x0b\x32\x15.fairlane.v1.TierSpec\x12\x13\n\x0bwithin_tier\x18\x05 \x01(\t\x12\x1b\n\x0epreempt_gap_ms\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12$\n\x05nodes\x18\x07 \x03(\x0b\x32\x15.fairlane.v1.NodeSpecB\x11\n\x0f_preempt_gap_ms\"\xb4\x01\n\x08NodeSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x11\n\tmin_share\x18\x03 \x01(\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rmember_weight\x18\x05 \x01(\x01\x12\x1f\n\x12member_max_running\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_max_runningB\x15\n\x13_member_max_running\"\x86\x01\n\x08TierSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x11\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tmin_share\x18\x04 \x01(\x01\x12\x17\n\npatience_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07shaping\x18\x06 \x01(\tB\r\n\x0b_patience_s\"4\n\rPolicyApplied\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\xe8\x02\n\x03\x41\x64\x64\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\r\n\x05order\x18\x04 \x01(\x11\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12-\n\x08sampling\x18\t \x01(\x0b\x32\x1b.fairlane.v1.WorkerSampling\x12\x14\n\x0c\x63\x61\x63he_domain\x18\n \x01(\t\x12\x12\n\ncache_mode\x18\x0b \x01(\t\x12\x16\n\ttimeout_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11policy_generation\x18\r \x01(\x04\x12\x17\n\nmax_wait_s\x18\x0e \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\r\n\x0b_max_wait_s\"\xa3\x02\n\x0eWorkerSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.fairlane.v1.WorkerSampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x1b\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\xc9\x04\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x1f\n\x17\x62lock_utilization_ratio\x18\x07 \x01(\x01\x12\x1a\n\x12\x66ragmentation_rate\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x19\n\x11policy_generation\x18\n \x01(\x04\x12\x16\n\x0estep_running_s\x18\x0b \x01(\x01\x12/\n\x0frunning_by_tier\x18\x0c \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0fwaiting_by_tier\x18\r \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12\x30\n\x10\x62locks_by_domain\x18\x0e \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0frunning_by_node\x18\x0f \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0fwaiting_by_node\x18\x10 \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12\x19\n\x11recomputed_tokens\x18\x11 \x01(\x04\x12\x11\n\tswaps_out\x18\x12 \x01(\x04\x12\x10\n\x08swaps_in\x18\x13 \x01(\x04\x12\x18\n\x10host_blocks_used\x18\x14 \x01(\r\"(\n\tCountSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"n\n\nStepDeltas\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\"\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x12.fairlane.v1.Delta\x12+\n\x07\x64\x65\x63oded\x18\x03 \x01(\x0b\x32\x1a.fairlane.v1.DecodedTokens\"7\n\rDecodedTokens\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x94\x02\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1b\n\x0equeue_position\x18\x02 \x01(\rH\x00\x88\x01\x01\x12*\n\x07started\x18\x03 \x01(\x0b\x32\x19.fairlane.v1.StartedDelta\x12\x1c\n\x0fresumed_after_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\tpreempted\x18\x06 \x01(\x0b\x32\x1b.fairlane.v1.PreemptedDelta\x12&\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x17.fairlane.v1.EndedDeltaB\x11\n\x0f_queue_positionB\x12\n\x10_resumed_after_s\"6\n\x0cStartedDelta\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\".\n\x0ePreemptedDelta\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb8\x01\n\nEndedDelta\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x06 \x01(\r\x12\x0f\n\x07queue_s\x18\x07 \x01(\x01\x42\x10\n\x0e_stop_token_id2G\n\x06Worker\x12=\n\x07\x43onnect\x12\x15.fairlane.v1.ToWorker\x1a\x17.fairlane.v1.FromWorker(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61irlane/v1/worker.proto\x12\x0b\x66\x61irlane.v1\x1a\x19\x66\x61irlane/v1/explain.proto\"\xfb\x01\n\x08ToWorker\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.fairlane.v1.HelloH\x00\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1b.fairlane.v1.PolicySnapshotH\x00\x12\x1f\n\x03\x61\x64\x64\x18\x03 \x01(\x0b\x32\x10.fairlane.v1.AddH\x00\x12#\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x12.fairlane.v1.AbortH\x00\x12!\n\x04ping\x18\x05 \x01(\x0b\x32\x11.fairlane.v1.PingH\x00\x12\'\n\x07\x65xplain\x18\x06 \x01(\x0b\x32\x14.fairlane.v1.ExplainH\x00\x42\t\n\x07message\"\xf1\x01\n\nFromWorker\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.fairlane.v1.WelcomeH\x00\x12\x34\n\x0epolicy_applied\x18\x02 \x01(\x0b\x32\x1a.fairlane.v1.PolicyAppliedH\x00\x12)\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32\x17.fairlane.v1.StepDeltasH\x00\x12!\n\x04pong\x18\x04 \x01(\x0b\x32\x11.fairlane.v1.PongH\x00\x12+\n\texplained\x18\x05 \x01(\x0b\x32\x16.fairlane.v1.ExplainedH\x00\x42\t\n\x07message\"5\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\"\xca\x01\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\n \x01(\r\"\xdb\x01\n\x0ePolicySnapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x14\n\x0ctiers_policy\x18\x03 \x01(\t\x12$\n\x05tiers\x18\x04 \x03(\x0b\x32\x15.fairlane.v1.TierSpec\x12\x13\n\x0bwithin_tier\x18\x05 \x01(\t\x12\x1b\n\x0epreempt_gap_ms\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12$\n\x05nodes\x18\x07 \x03(\x0b\x32\x15.fairlane.v1.NodeSpecB\x11\n\x0f_preempt_gap_ms\"\xb4\x01\n\x08NodeSpec\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x11\n\tmin_share\x18\x03 \x01(\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rmember_weight\x18\x05 \x01(\x01\x12\x1f\n\x12member_max_running\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_max_runningB\x15\n\x13_member_max_running\"\x86\x01\n\x08TierSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x11\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tmin_share\x18\x04 \x01(\x01\x12\x17\n\npatience_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07shaping\x18\x06 \x01(\tB\r\n\x0b_patience_s\"4\n\rPolicyApplied\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\xe8\x02\n\x03\x41\x64\x64\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\r\n\x05order\x18\x04 \x01(\x11\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12-\n\x08sampling\x18\t \x01(\x0b\x32\x1b.fairlane.v1.WorkerSampling\x12\x14\n\x0c\x63\x61\x63he_domain\x18\n \x01(\t\x12\x12\n\ncache_mode\x18\x0b \x01(\t\x12\x16\n\ttimeout_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11policy_generation\x18\r \x01(\x04\x12\x17\n\nmax_wait_s\x18\x0e \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\r\n\x0b_max_wait_s\"\xa3\x02\n\x0eWorkerSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.fairlane.v1.WorkerSampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x1b\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"\x1d\n\x07\x45xplain\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"N\n\tExplained\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12-\n\x0b\x65xplanation\x18\x02 \x01(\x0b\x32\x18.fairlane.v1.Explanation\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\xc9\x04\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x1f\n\x17\x62lock_utilization_ratio\x18\x07 \x01(\x01\x12\x1a\n\x12\x66ragmentation_rate\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x19\n\x11policy_generation\x18\n \x01(\x04\x12\x16\n\x0estep_running_s\x18\x0b \x01(\x01\x12/\n\x0frunning_by_tier\x18\x0c \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0fwaiting_by_tier\x18\r \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12\x30\n\x10\x62locks_by_domain\x18\x0e \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0frunning_by_node\x18\x0f \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12/\n\x0fwaiting_by_node\x18\x10 \x03(\x0b\x32\x16.fairlane.v1.CountSpec\x12\x19\n\x11recomputed_tokens\x18\x11 \x01(\x04\x12\x11\n\tswaps_out\x18\x12 \x01(\x04\x12\x10\n\x08swaps_in\x18\x13 \x01(\x04\x12\x18\n\x10host_blocks_used\x18\x14 \x01(\r\"(\n\tCountSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"n\n\nStepDeltas\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\"\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x12.fairlane.v1.Delta\x12+\n\x07\x64\x65\x63oded\x18\x03 \x01(\x0b\x32\x1a.fairlane.v1.DecodedTokens\"7\n\rDecodedTokens\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x94\x02\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1b\n\x0equeue_position\x18\x02 \x01(\rH\x00\x88\x01\x01\x12*\n\x07started\x18\x03 \x01(\x0b\x32\x19.fairlane.v1.StartedDelta\x12\x1c\n\x0fresumed_after_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\tpreempted\x18\x06 \x01(\x0b\x32\x1b.fairlane.v1.PreemptedDelta\x12&\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x17.fairlane.v1.EndedDeltaB\x11\n\x0f_queue_positionB\x12\n\x10_resumed_after_s\"6\n\x0cStartedDelta\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\".\n\x0ePreemptedDelta\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb8\x01\n\nEndedDelta\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x06 \x01(\r\x12\x0f\n\x07queue_s\x18\x07 \x01(\x01\x42\x10\n\x0e_stop_token_id2G\n\x06Worker\x12=\n\x07\x43onnect\x12\x15.fairlane.v1.ToWorker\x1a\x17.fairlane.v1.FromWorker(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,48 +34,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TOWORKER']._serialized_start=42
-  _globals['_TOWORKER']._serialized_end=252
-  _globals['_FROMWORKER']._serialized_start=255
-  _globals['_FROMWORKER']._serialized_end=451
-  _globals['_HELLO']._serialized_start=453
-  _globals['_HELLO']._serialized_end=506
-  _globals['_WELCOME']._serialized_start=509
-  _globals['_WELCOME']._serialized_end=711
-  _globals['_POLICYSNAPSHOT']._serialized_start=714
-  _globals['_POLICYSNAPSHOT']._serialized_end=933
-  _globals['_NODESPEC']._serialized_start=936
-  _globals['_NODESPEC']._serialized_end=1116
-  _globals['_TIERSPEC']._serialized_start=1119
-  _globals['_TIERSPEC']._serialized_end=1253
-  _globals['_POLICYAPPLIED']._serialized_start=1255
-  _globals['_POLICYAPPLIED']._serialized_end=1307
-  _globals['_ADD']._serialized_start=1310
-  _globals['_ADD']._serialized_end=1670
-  _globals['_WORKERSAMPLING']._serialized_start=1673
-  _globals['_WORKERSAMPLING']._serialized_end=1964
-  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_start=1916
-  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_end=1964
-  _globals['_ABORT']._serialized_start=1966
-  _globals['_ABORT']._serialized_end=1993
-  _globals['_PING']._serialized_start=1995
-  _globals['_PING']._serialized_end=2016
-  _globals['_PONG']._serialized_start=2019
-  _globals['_PONG']._serialized_end=2604
-  _globals['_COUNTSPEC']._serialized_start=2606
-  _globals['_COUNTSPEC']._serialized_end=2646
-  _globals['_STEPDELTAS']._serialized_start=2648
-  _globals['_STEPDELTAS']._serialized_end=2758
-  _globals['_DECODEDTOKENS']._serialized_start=2760
-  _globals['_DECODEDTOKENS']._serialized_end=2815
-  _globals['_DELTA']._serialized_start=2818
-  _globals['_DELTA']._serialized_end=3094
-  _globals['_STARTEDDELTA']._serialized_start=3096
-  _globals['_STARTEDDELTA']._serialized_end=3150
-  _globals['_PREEMPTEDDELTA']._serialized_start=3152
-  _globals['_PREEMPTEDDELTA']._serialized_end=3198
-  _globals['_ENDEDDELTA']._serialized_start=3201
-  _globals['_ENDEDDELTA']._serialized_end=3385
-  _globals['_WORKER']._serialized_start=3387
-  _globals['_WORKER']._serialized_end=3458
+  _globals['_TOWORKER']._serialized_start=69
+  _globals['_TOWORKER']._serialized_end=320
+  _globals['_FROMWORKER']._serialized_start=323
+  _globals['_FROMWORKER']._serialized_end=564
+  _globals['_HELLO']._serialized_start=566
+  _globals['_HELLO']._serialized_end=619
+  _globals['_WELCOME']._serialized_start=622
+  _globals['_WELCOME']._serialized_end=824
+  _globals['_POLICYSNAPSHOT']._serialized_start=827
+  _globals['_POLICYSNAPSHOT']._serialized_end=1046
+  _globals['_NODESPEC']._serialized_start=1049
+  _globals['_NODESPEC']._serialized_end=1229
+  _globals['_TIERSPEC']._serialized_start=1232
+  _globals['_TIERSPEC']._serialized_end=1366
+  _globals['_POLICYAPPLIED']._serialized_start=1368
+  _globals['_POLICYAPPLIED']._serialized_end=1420
+  _globals['_ADD']._serialized_start=1423
+  _globals['_ADD']._serialized_end=1783
+  _globals['_WORKERSAMPLING']._serialized_start=1786
+  _globals['_WORKERSAMPLING']._serialized_end=2077
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_start=2029
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_end=2077
+  _globals['_ABORT']._serialized_start=2079
+  _globals['_ABORT']._serialized_end=2106
+  _globals['_EXPLAIN']._serialized_start=2108
+  _globals['_EXPLAIN']._serialized_end=2137
+  _globals['_EXPLAINED']._serialized_start=2139
+  _globals['_EXPLAINED']._serialized_end=2217
+  _globals['_PING']._serialized_start=2219
+  _globals['_PING']._serialized_end=2240
+  _globals['_PONG']._serialized_start=2243
+  _globals['_PONG']._serialized_end=2828
+  _globals['_COUNTSPEC']._serialized_start=2830
+  _globals['_COUNTSPEC']._serialized_end=2870
+  _globals['_STEPDELTAS']._serialized_start=2872
+  _globals['_STEPDELTAS']._serialized_end=2982
+  _globals['_DECODEDTOKENS']._serialized_start=2984
+  _globals['_DECODEDTOKENS']._serialized_end=3039
+  _globals['_DELTA']._serialized_start=3042
+  _globals['_DELTA']._serialized_end=3318
+  _globals['_STARTEDDELTA']._serialized_start=3320
+  _globals['_STARTEDDELTA']._serialized_end=3374
+  _globals['_PREEMPTEDDELTA']._serialized_start=3376
+  _globals['_PREEMPTEDDELTA']._serialized_end=3422
+  _globals['_ENDEDDELTA']._serialized_start=3425
+  _globals['_ENDEDDELTA']._serialized_end=3609
+  _globals['_WORKER']._serialized_start=3611
+  _globals['_WORKER']._serialized_end=3682
 # @@protoc_insertion_point(module_scope)

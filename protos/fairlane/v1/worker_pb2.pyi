@@ -1,3 +1,4 @@
+from fairlane.protos.fairlane.v1 import explain_pb2 as _explain_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,30 +8,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "policy", "add", "abort", "ping")
+    __slots__ = ("hello", "policy", "add", "abort", "ping", "explain")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     policy: PolicySnapshot
     add: Add
     abort: Abort
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., policy: _Optional[_Union[PolicySnapshot, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    explain: Explain
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., policy: _Optional[_Union[PolicySnapshot, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("welcome", "policy_applied", "deltas", "pong")
+    __slots__ = ("welcome", "policy_applied", "deltas", "pong", "explained")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     POLICY_APPLIED_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     policy_applied: PolicyApplied
     deltas: StepDeltas
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., policy_applied: _Optional[_Union[PolicyApplied, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    explained: Explained
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., policy_applied: _Optional[_Union[PolicyApplied, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., explained: _Optional[_Union[Explained, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gateway_id", "protocol_version")
@@ -188,6 +193,20 @@ class Abort(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     def __init__(self, request_id: _Optional[int] = ...) -> None: ...
+
+class Explain(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    def __init__(self, request_id: _Optional[int] = ...) -> None: ...
+
+class Explained(_message.Message):
+    __slots__ = ("request_id", "explanation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    explanation: _explain_pb2.Explanation
+    def __init__(self, request_id: _Optional[int] = ..., explanation: _Optional[_Union[_explain_pb2.Explanation, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("nonce",)

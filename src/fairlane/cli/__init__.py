@@ -2,7 +2,7 @@
 torch) is imported only when it runs, so that `fairlane --help` is instant and the client works without the server's extras.
 
 Exit codes: 0 done; 1 it was tried and failed or was refused; 2 used wrongly: a bad flag, variable, file or model, or no key;
-130 interrupted.
+3 there are differences, for commands that are asked to say so; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from fairlane.cli import (
     model,
     policy,
     policy_admin,
+    policy_plan,
     profile,
     requests,
     serve,
     status,
     tenants,
     tiers,
+    trace,
 )
 
 # The C core's own messages mean nothing to a user; what goes wrong is said in our words. Must be set before grpc is imported.
@@ -74,8 +76,10 @@ app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
 app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
+policy.app.command("plan")(policy_plan.plan)
 app.add_typer(policy.app, name="policy")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(tiers.app, name="tiers")
 app.add_typer(requests.app, name="requests")
 app.add_typer(keys.app, name="keys")
+app.add_typer(trace.app, name="trace")

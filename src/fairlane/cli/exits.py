@@ -11,6 +11,7 @@ import typer
 
 FAILED = 1
 USAGE = 2
+DIFFERENT = 3
 INTERRUPTED = 130
 
 

@@ -13,7 +13,7 @@ from fairlane.cli.exits import FAILED, USAGE, needs, stop
 if TYPE_CHECKING:
     from fairlane.gateway.policy.model import Policy
 
-app = typer.Typer(no_args_is_help=True, help="Check tenant policies.")
+app = typer.Typer(no_args_is_help=True, help="Check, compare and apply tenant policies.")
 
 File = Annotated[str, typer.Argument(metavar="FILE|-", help="A policy file; - reads standard input.")]
 
@@ -36,7 +36,7 @@ def check(
 
     Example: fairlane policy check configs/tenants.yaml
     """
-    found = _load_or_stop(file)
+    found = load_or_stop(file)
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     for note in found.not_enforced:
@@ -57,7 +57,7 @@ def render(file: File) -> None:
 
     Example: fairlane policy render configs/policies/saas.yaml
     """
-    typer.echo(_load_or_stop(file).render(), nl=False)
+    typer.echo(load_or_stop(file).render(), nl=False)
 
 
 @app.command()
@@ -71,7 +71,7 @@ def schema() -> None:
     typer.echo(schema_text(), nl=False)
 
 
-def _load_or_stop(file: str) -> Policy:
+def load_or_stop(file: str) -> Policy:
     """The policy, or every finding on standard error and the exit code that says which kind of trouble it is."""
     with needs("server"):
         from fairlane.config.source import UnreadableFile

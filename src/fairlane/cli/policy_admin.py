@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,11 +57,9 @@ def apply(
     """
     from fairlane.protos.fairlane.v1 import admin_pb2 as pb
 
-    text = _read(file)
+    text = read(file)
     check = admin.call(target, state_dir, "CheckPolicy", pb.CheckPolicyRequest(text=text, name=file))
-    for finding in check.findings:
-        place = f"{finding.location}: " if finding.location else ""
-        typer.echo(f"{'' if finding.error else 'warning: '}{place}{finding.message}", err=True)
+    say_findings(check.findings)
     if not check.ok:
         raise typer.Exit(FAILED)
     answer = admin.call(target, state_dir, "ApplyPolicy", pb.ApplyPolicyRequest(text=text, expected_sha256=expect))
@@ -109,7 +108,14 @@ def rollback(
     typer.echo(f"in force: generation {answer.generation}, sha256 {answer.sha256}, the text of generation {generation}")
 
 
-def _read(file: str) -> str:
+def say_findings(findings: Iterable[Any]) -> None:
+    """What is wrong with a policy, on standard error."""
+    for finding in findings:
+        place = f"{finding.location}: " if finding.location else ""
+        typer.echo(f"{'' if finding.error else 'warning: '}{place}{finding.message}", err=True)
+
+
+def read(file: str) -> str:
     """The text of a file or of standard input. Ends the command for what is no text of at most 1 MiB."""
     try:
         if file == "-":

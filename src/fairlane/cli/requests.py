@@ -1,4 +1,4 @@
-"""`fairlane requests`: what is in flight right now, and end one of them."""
+"""`fairlane requests`: what is in flight right now, why one of them waits, and end one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from fairlane.cli import admin, client
+from fairlane.cli import admin, client, explanation
 
-app = typer.Typer(no_args_is_help=True, help="See and cancel requests in flight.")
+app = typer.Typer(no_args_is_help=True, help="See, explain and cancel requests in flight.")
 
 
 @app.callback()
 def requests() -> None:
-    """See and cancel requests in flight."""
+    """See, explain and cancel requests in flight."""
 
 
 @app.command("list")
@@ -59,3 +59,24 @@ def cancel(
 
     admin.call(target, state_dir, "CancelRequest", pb.CancelRequestRequest(node=node, request_id=request_id))
     typer.echo(f"{request_id}: cancelled")
+
+
+@app.command()
+def explain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Whose request it is, in full.")],
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id, as `requests list` shows it.")],
+    as_json: admin.AsJson = False,
+    target: admin.Target = admin.DEFAULT_TARGET,
+    state_dir: client.StateDir = None,
+) -> None:
+    """Say why a request waits: its rank, who goes before it and who holds what it needs, caps, evictions, when it may start.
+
+    Example: fairlane requests explain chatly/paid 5f2b9c0d4e8a1b3c5f2b9c0d4e8a1b3c
+    """
+    from fairlane.protos.fairlane.v1 import admin_pb2 as pb
+
+    answer = admin.call(target, state_dir, "ExplainRequest", pb.ExplainRequestRequest(node=node, request_id=request_id))
+    if as_json:
+        admin.print_json(answer)
+    else:
+        explanation.show(f"{node} {request_id}", answer)

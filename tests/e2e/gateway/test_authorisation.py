@@ -16,12 +16,20 @@ pytestmark = pytest.mark.asyncio
 
 TENANT, ADMIN = "tenant", "admin"
 # method -> whose key opens it. Everybody else gets UNAUTHENTICATED.
-INFERENCE = {"Generate": TENANT, "Complete": TENANT, "Cancel": TENANT, "CountTokens": TENANT, "ListModels": TENANT}
+INFERENCE = {
+    "Generate": TENANT,
+    "Complete": TENANT,
+    "Cancel": TENANT,
+    "Explain": TENANT,
+    "CountTokens": TENANT,
+    "ListModels": TENANT,
+}
 ADMINISTRATION = {
     "GetStatus": ADMIN,
     "Drain": ADMIN,
     "GetPolicy": ADMIN,
     "CheckPolicy": ADMIN,
+    "PlanPolicy": ADMIN,
     "ApplyPolicy": ADMIN,
     "ListPolicyHistory": ADMIN,
     "RollbackPolicy": ADMIN,
@@ -33,6 +41,7 @@ ADMINISTRATION = {
     "RevokeKey": ADMIN,
     "RestoreKey": ADMIN,
     "ListRequests": ADMIN,
+    "ExplainRequest": ADMIN,
     "CancelRequest": ADMIN,
 }
 ROWS = [("Inference", method, who) for method, who in INFERENCE.items()]

@@ -147,7 +147,7 @@ async def test_status_says_loudly_that_the_file_is_not_in_force(served: Service,
 @pytest.mark.parametrize(
     "command",
     ["tenants suspend", "tenants resume", "tiers pause", "tiers resume", "requests list", "requests cancel", "keys revoke",
-     "keys restore", "policy get", "policy apply", "policy history", "policy rollback"],
+     "keys restore", "policy get", "policy apply", "policy history", "policy rollback", "requests explain", "trace export"],
 )  # fmt: skip
 async def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})

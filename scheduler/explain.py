@@ -1,0 +1,203 @@
+"""Why one request waits, worked out when somebody asks, between two steps: nothing is kept for it but the decision log, so steps
+cost what they always did. The answer names nodes; who may see which is for the gateway to say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fairlane.scheduler.decisions import Eviction
+from fairlane.scheduler.policies.base import Rank
+from fairlane.scheduler.policies.caps import prefixes
+from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
+from fairlane.scheduler.step_pass import MAX_EVICTIONS
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.scheduler import Scheduler
+
+# The engine stands still meanwhile: some milliseconds for so many.
+MAX_LOOKED_AT = 1024
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+class Reason(Enum):
+    """What holds a waiting request up. STEP: nothing but that the next steps have yet to place it."""
+
+    CAP = "cap"
+    RANK = "rank"
+    SLOTS = "slots"
+    BLOCKS = "blocks"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Requests of one payer; evictable: of running ones, those whose blocks the explained request may take."""
+
+    payer: Payer
+    requests: int
+    evictable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BindingCap:
+    """A max_running that is reached."""
+
+    node: str
+    limit: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """rank: 1 is next, 0 while it runs. ahead: waiting requests that go before it, without those that a cap of their own holds
+    up. blocks_missing: to start beside those that run. evictions: with their age in seconds. is_partial: only the oldest
+    MAX_LOOKED_AT requests were counted."""
+
+    state: State
+    waited_s: float
+    reasons: tuple[Reason, ...]
+    rank: int
+    ahead: tuple[Party, ...]
+    holders: tuple[Party, ...]
+    caps: tuple[BindingCap, ...]
+    blocks_needed: int
+    blocks_free: int
+    blocks_missing: int
+    is_owed: bool
+    estimated_start_s: float | None
+    preemptions: int
+    evictions: tuple[tuple[float, Eviction], ...]
+    computed_tokens: int
+    tokens: int
+    is_partial: bool
+
+
+def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestId, now_s: float) -> Explanation | None:
+    """None for a request that is not, or no longer, here. For the engine's thread, between two steps."""
+    sequence = scheduler.sequence(request_id)
+    if sequence is None:
+        return None
+    scheduler.lane.settle()
+    others = [other for other in islice(scheduler.sequences(), MAX_LOOKED_AT) if other is not sequence]
+    caps = _Caps(scheduler, snapshot)
+    waits = sequence.status is SequenceStatus.WAITING
+    ahead = _ahead(scheduler, sequence, others, caps) if waits else ()
+    holders = _holders(scheduler, sequence, others)
+    binding = caps.binding(sequence.request.tenant) if waits else ()
+    needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
+    rank = 1 + sum(party.requests for party in ahead) if waits else 0
+    per_s = scheduler.decisions.admissions_per_s(now_s)
+    is_paused = not waits and sequence.stalled_since_s is not None
+    evictions = scheduler.decisions.evictions_of(request_id)
+    return Explanation(
+        state=State.WAITING if waits else State.PAUSED if is_paused else State.RUNNING,
+        waited_s=now_s - sequence.queued_at_s if waits else 0.0,
+        reasons=_reasons(scheduler, binding, ahead, missing) if waits else (),
+        rank=rank,
+        ahead=ahead,
+        holders=holders,
+        caps=binding,
+        blocks_needed=needed,
+        blocks_free=scheduler.blocks.num_free_blocks,
+        blocks_missing=missing,
+        is_owed=scheduler.policy.is_owed(sequence),
+        estimated_start_s=rank / per_s if waits and per_s is not None and not binding else None,
+        preemptions=sequence.num_preemptions,
+        evictions=tuple((now_s - eviction.at_s, eviction) for eviction in evictions),
+        computed_tokens=sequence.num_computed_tokens,
+        tokens=sequence.num_tokens,
+        is_partial=scheduler.num_unfinished > MAX_LOOKED_AT,
+    )
+
+
+def _reasons(
+    scheduler: Scheduler, caps: tuple[BindingCap, ...], ahead: tuple[Party, ...], blocks_missing: int
+) -> tuple[Reason, ...]:
+    found = {
+        Reason.CAP: bool(caps),
+        Reason.RANK: bool(ahead),
+        Reason.SLOTS: not scheduler.running.has_free_slot,
+        Reason.BLOCKS: blocks_missing > 0,
+    }
+    return tuple(reason for reason, holds in found.items() if holds) or (Reason.STEP,)
+
+
+def _ahead(scheduler: Scheduler, sequence: Sequence, others: list[Sequence], caps: _Caps) -> tuple[Party, ...]:
+    own = _order(scheduler, sequence)
+    before = Counter(
+        other.payer
+        for other in others
+        if other.status is SequenceStatus.WAITING and not caps.binding(other.request.tenant) and _order(scheduler, other) < own
+    )
+    return tuple(Party(payer, count) for payer, count in before.most_common())
+
+
+def _order(scheduler: Scheduler, sequence: Sequence) -> tuple[Rank, int, int]:
+    """A policy ranks a line by its head; inside it, `order` and arrival decide."""
+    return (scheduler.policy.rank(sequence), -sequence.request.order, sequence.arrival_index)
+
+
+def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -> tuple[Party, ...]:
+    running, evictable = Counter[Payer](), Counter[Payer]()
+    waits = sequence.status is SequenceStatus.WAITING
+    for other in others:
+        if other.status is SequenceStatus.RUNNING:
+            running[other.payer] += 1
+            evictable[other.payer] += waits and _may_evict(scheduler, sequence, other)
+    return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
+
+
+def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bool:
+    """As a step would judge (StepPass)."""
+    if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
+        return False
+    return scheduler.policy.may_preempt(sequence, victim)
+
+
+def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
+    """Needed for all its tokens, and missing with the watermark."""
+    blocks, hit = scheduler.blocks, None
+    if blocks.enable_prefix_caching and sequence.request.cache_mode.reads and not sequence.num_computed_tokens:
+        sequence.chain.extend(sequence.token_ids)
+        hit = blocks.lookup(sequence.chain, sequence.num_tokens)
+    needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
+    kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
+    return needed, max(0, needed + kept - blocks.num_free_blocks)
+
+
+class _Caps:
+    """Which max_running are reached, by node."""
+
+    def __init__(self, scheduler: Scheduler, snapshot: PolicySnapshot) -> None:
+        self._shares: dict[str, NodeShare] = {share.path: share for share in snapshot.nodes}
+        self._running: Counter[str] = Counter()
+        for path, count in scheduler.census.running_by_node.copy().items():
+            for prefix in prefixes(path):
+                self._running[prefix] += count
+        self._known: dict[str, tuple[BindingCap, ...]] = {}
+
+    def binding(self, tenant: str) -> tuple[BindingCap, ...]:
+        """Of the node and those above it."""
+        found = self._known.get(tenant)
+        if found is None:
+            limits = [(path, limit) for path in prefixes(tenant) if (limit := self._limit(path)) is not None]
+            found = tuple(BindingCap(path, limit, self._running[path]) for path, limit in limits if self._running[path] >= limit)
+            self._known[tenant] = found
+        return found
+
+    def _limit(self, path: str) -> int | None:
+        share = self._shares.get(path)
+        if share is not None:
+            return share.max_running
+        above = self._shares.get(path.rpartition("/")[0])
+        return None if above is None else above.member_max_running

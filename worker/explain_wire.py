@@ -1,0 +1,69 @@
+"""An explanation as the gateway gets it: with the names of nodes, the largest parties first and the rest as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlane.protos.fairlane.v1 import explain_pb2 as pb
+from fairlane.scheduler.explain import Explanation, Party, Reason, State
+
+# Parties named in a message, so that it stays small however many tenants there are; the rest is counted by tier.
+MAX_PARTIES = 50
+
+_STATES = {
+    State.WAITING: pb.Explanation.STATE_WAITING,
+    State.RUNNING: pb.Explanation.STATE_RUNNING,
+    State.PAUSED: pb.Explanation.STATE_PAUSED,
+}
+_REASONS = {
+    Reason.CAP: pb.Explanation.REASON_CAP,
+    Reason.RANK: pb.Explanation.REASON_RANK,
+    Reason.SLOTS: pb.Explanation.REASON_SLOTS,
+    Reason.BLOCKS: pb.Explanation.REASON_BLOCKS,
+    Reason.STEP: pb.Explanation.REASON_STEP,
+}
+
+
+def explanation_to_wire(found: Explanation) -> pb.Explanation:
+    """Without the tier, which who asks knows."""
+    return pb.Explanation(
+        state=_STATES[found.state],
+        waited_s=found.waited_s,
+        reasons=[_REASONS[reason] for reason in found.reasons],
+        rank=found.rank,
+        ahead=_parties(found.ahead),
+        holders=_parties(found.holders),
+        caps=[pb.BindingCap(node=cap.node, limit=cap.limit, running=cap.running) for cap in found.caps],
+        blocks_needed=found.blocks_needed,
+        blocks_free=found.blocks_free,
+        blocks_missing=found.blocks_missing,
+        is_owed=found.is_owed,
+        estimated_start_s=found.estimated_start_s,
+        preemptions=found.preemptions,
+        evictions=[
+            pb.EvictionRecord(
+                ago_s=ago_s,
+                kind=eviction.kind.value,
+                reason=eviction.reason.value,
+                by_tier=eviction.by.tier if eviction.by else "",
+                by_node=eviction.by.tenant if eviction.by else "",
+            )
+            for ago_s, eviction in found.evictions
+        ],
+        computed_tokens=found.computed_tokens,
+        tokens=found.tokens,
+        is_partial=found.is_partial,
+    )
+
+
+def _parties(parties: tuple[Party, ...]) -> Iterable[pb.Party]:
+    named = [
+        pb.Party(tier=party.payer.tier, node=party.payer.tenant, requests=party.requests, evictable=party.evictable)
+        for party in parties[:MAX_PARTIES]
+    ]
+    rest: dict[str, pb.Party] = {}
+    for party in parties[MAX_PARTIES:]:
+        message = rest.setdefault(party.payer.tier, pb.Party(tier=party.payer.tier))
+        message.requests += party.requests
+        message.evictable += party.evictable
+    return [*named, *rest.values()]
