@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from fairlane.scheduler.engine import Abort, Add
-from fairlane.scheduler.events import Delta
+from fairlane.scheduler.events import Delta, PreemptionKind
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.simulator.clock import EventClock
 from fairlane.scheduler.simulator.event_log import EventLog
@@ -133,6 +133,8 @@ class Simulation:
             self.meter.of(outcome.planned.account).cached += delta.started.cached_tokens
         if delta.token_ids and outcome.first_token_s is None:
             outcome.first_token_s = time_s
+        if delta.preempted is not None and delta.preempted[0] is not PreemptionKind.PAUSED:
+            outcome.preemptions += 1
         if delta.ended is not None:
             outcome.ended, outcome.ended_s = delta.ended, time_s
             self._router.ended(worker, time_s)

@@ -24,6 +24,7 @@ from fairlane.cli import (
     model,
     policy,
     policy_admin,
+    policy_simulate,
     profile,
     requests,
     serve,
@@ -74,6 +75,7 @@ app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
 app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
+policy_simulate.mount(policy.app)
 app.add_typer(policy.app, name="policy")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(tiers.app, name="tiers")
