@@ -99,6 +99,7 @@ class TimedExecutor:
         self._results: deque[tuple[float, StepResult]] = deque()
         self.num_steps = 0
         self.busy_s = 0.0
+        self.longest_step_s = 0.0
 
     @property
     def info(self) -> ExecutorInfo:
@@ -133,6 +134,7 @@ class TimedExecutor:
         self._device_free_s = starts_s + elapsed_s
         self.num_steps += 1
         self.busy_s += elapsed_s
+        self.longest_step_s = max(self.longest_step_s, elapsed_s)
         self._log.step(self._worker, starts_s, output)
         self._results.append((self._device_free_s, StepResult(output.step_id, tokens, decoded, elapsed_s=elapsed_s)))
         return output.step_id

@@ -11,13 +11,14 @@ from fairlane.scheduler.simulator.plan import Planned
 @dataclass(slots=True)
 class Outcome:
     """Times are seconds from the start of the run, at the gateway; None: not by the end of it. worker: -1: none as yet.
-    preemptions: how often it lost its KV."""
+    preemptions: how often it lost its KV; evictions: those for somebody of higher rank."""
 
     planned: Planned
     worker: int = -1
     queue_s: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    evictions: int = 0
     first_token_s: float | None = None
     ended_s: float | None = None
     ended: Ended | None = None

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from fairlane.scheduler.engine import Abort, Add
-from fairlane.scheduler.events import Delta, PreemptionKind
+from fairlane.scheduler.events import Delta, PreemptionKind, PreemptionReason
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.simulator.clock import EventClock
 from fairlane.scheduler.simulator.event_log import EventLog
@@ -51,6 +51,7 @@ class SimResult:
     digest: str
     num_steps: int
     busy_s: float
+    longest_step_s: float
     stalled_s: float
     preemptions: int
     recomputed_tokens: int
@@ -135,6 +136,7 @@ class Simulation:
             outcome.first_token_s = time_s
         if delta.preempted is not None and delta.preempted[0] is not PreemptionKind.PAUSED:
             outcome.preemptions += 1
+            outcome.evictions += delta.preempted[1] is PreemptionReason.HIGHER_RANK
         if delta.ended is not None:
             outcome.ended, outcome.ended_s = delta.ended, time_s
             self._router.ended(worker, time_s)
@@ -200,6 +202,7 @@ class Simulation:
             digest=self.log.hexdigest(),
             num_steps=sum(worker.executor.num_steps for worker in self.workers),
             busy_s=sum(worker.executor.busy_s for worker in self.workers),
+            longest_step_s=max(worker.executor.longest_step_s for worker in self.workers),
             stalled_s=sum(worker.stalled_s for worker in self.workers),
             preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
             recomputed_tokens=sum(scheduler.num_recomputed_tokens for scheduler in schedulers),
