@@ -57,8 +57,13 @@ def main() -> None:
         cases.append(("W10", TiersPolicy.VIP, 60.0, 64))
     rows = [timed(*case) for case in track(cases, "simulating", console=console)]
     print_rows("worker-steps a second, 64 sequences", rows)
-    slowest = min(row["steps/s"] for row in rows if row["workers"] == 1)
-    checks = [Check("SIM-1", "worker-steps/s, worst workload and policy", slowest, ">= 3000", "/s", slowest >= 3000)]
+    one = [row for row in rows if row["workers"] == 1]
+    steady = min(row["steps/s"] for row in one if row["workload"] != "W9")
+    prefill = min(row["steps/s"] for row in one if row["workload"] == "W9")
+    checks = [
+        Check("SIM-1", "worker-steps/s, worst of W1, W5, W8 and the policies", steady, ">= 3000", "/s", steady >= 3000),
+        Check("SIM-1-prefill", "the same of W9, whose steps are full of prompts", prefill, ">= 3000", "/s", prefill >= 3000),
+    ]
     for row in rows:
         if row["workers"] == 64:
             took_s = row["run s"] + row["build s"]

@@ -22,13 +22,16 @@ def _mean(requests: tuple[SimRequest, ...] | list[SimRequest]) -> tuple[float, f
 
 
 def _sized(scene: Scene, workload: Workload, load: float, name: str) -> Workload:
-    """Played at the speed at which it asks for `load` times the workers' capacity, over and over if it is too short."""
+    """Played at the speed at which it asks for `load` times the workers' capacity, over and over if it is too short. Each seed begins at another
+    place of the trace, 0 at its beginning."""
     rate = scene.rate(*_mean(workload.requests), load)
     stretch = len(workload.requests) / workload.duration_s / rate
+    turn_s = scene.random(name).uniform(0, workload.duration_s) if scene.seed else 0.0
+    turned = in_order([replace(r, arrival_s=(r.arrival_s - turn_s) % workload.duration_s) for r in workload.requests])
     requests: list[SimRequest] = []
     start_s = 0.0
     while start_s < scene.duration_s:
-        requests += [replace(r, arrival_s=start_s + r.arrival_s * stretch) for r in workload.requests]
+        requests += [replace(r, arrival_s=start_s + r.arrival_s * stretch) for r in turned]
         start_s += workload.duration_s * stretch
     return replace(workload, name=name, requests=in_order(requests)).first(scene.duration_s)
 
