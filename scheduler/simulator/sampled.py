@@ -22,8 +22,8 @@ def _mean(requests: tuple[SimRequest, ...] | list[SimRequest]) -> tuple[float, f
 
 
 def _sized(scene: Scene, workload: Workload, load: float, name: str) -> Workload:
-    """Played at the speed at which it asks for `load` times the workers' capacity, over and over if it is too short. Each seed begins at another
-    place of the trace, 0 at its beginning."""
+    """Played at the speed at which it asks for `load` times the workers' capacity, over and over if it is too short. Each seed
+    begins at another place of the trace, 0 at its beginning."""
     rate = scene.rate(*_mean(workload.requests), load)
     stretch = len(workload.requests) / workload.duration_s / rate
     turn_s = scene.random(name).uniform(0, workload.duration_s) if scene.seed else 0.0
