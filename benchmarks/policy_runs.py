@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from policy_ledger import run_with_ledger
+
 from fairlane.scheduler.simulator.catalogue import WORKLOADS
 from fairlane.scheduler.simulator.fairness import interval_gap, jain, service_differences
 from fairlane.scheduler.simulator.meter import Account
@@ -38,12 +40,14 @@ def run(
     tiers: tuple[Tier, ...] | None = None,
     gap_ms: float | None = None,
     sample_s: float = 1.0,
+    charges: bool = False,
 ) -> SimResult:
-    """One worker; the workload's own tiers and weights, unless others are given."""
+    """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged."""
     tiers = tiers or tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
     nodes = tuple(NodeShare(node, workload.weights.get(node, 1.0)) for node in workload.nodes if node.count("/") == 1)
     snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms)
-    return Simulation(workload, snapshot, shape, sample_s=sample_s).run()
+    simulation = Simulation(workload, snapshot, shape, sample_s=sample_s)
+    return run_with_ledger(simulation) if charges else simulation.run()
 
 
 def made(name: str, seed: int, duration_s: float, shape: WorkerShape = SHAPE) -> Workload:
@@ -86,7 +90,8 @@ def f2(seed: int) -> Numbers:
     found: Numbers = {}
     for shape, kind in ((SHAPE, ""), (TIGHT, " tight")):
         for name in ("W1", "W5", "W6"):
-            result = run(made(name, seed, 30.0, shape), TiersPolicy.FAIR, shape, gap_ms=GAP_MS, sample_s=0)
+            shape = replace(shape, max_num_seqs=256 if name == "W6" else 64)  # no cap may bind, and W6's decodes need seats
+            result = run(made(name, seed, 30.0, shape), TiersPolicy.FAIR, shape, gap_ms=GAP_MS, sample_s=0, charges=True)
             step = shape.max_num_batched_tokens + shape.max_num_seqs  # all of a step's tokens, those of decodes twice
             theta = max(GAP_MS / 1000 * _peak_rate(result), 2 * step)
             found[name + kind] = _gap(result) / (2 * (theta + 2 * step))
