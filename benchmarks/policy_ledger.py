@@ -15,8 +15,8 @@ UNITS = 10  # cost units in one prompt token
 class Ledger(Meter):
     """Stands in for a simulation's meter where samples are taken. One worker."""
 
-    def __init__(self, policy: Any) -> None:
-        super().__init__()
+    def __init__(self, meter: Meter, policy: Any) -> None:
+        super().__init__(meter.counts)
         self.charged: dict[Payer, int] = {}
         self._decoding: dict[Payer, int] = {}
         charge, decoding, steady = policy.on_charge, policy.on_decoding, policy.on_steady_step
@@ -44,5 +44,5 @@ def run_with_ledger(simulation: Simulation) -> SimResult:
     """Its samples are of charges, in prompt tokens."""
     worker = simulation.workers[0]
     worker.turn()  # puts the policy in force
-    simulation.meter = Ledger(worker.scheduler.policy)
+    simulation.meter = Ledger(simulation.meter, worker.scheduler.policy)
     return simulation.run()
