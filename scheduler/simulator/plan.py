@@ -9,18 +9,22 @@ from functools import lru_cache
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
 from fairlane.scheduler.simulator.meter import Account
 from fairlane.scheduler.simulator.shape import END_OF_TEXT
-from fairlane.scheduler.simulator.workload import SimRequest
+from fairlane.scheduler.simulator.workload import SimRequest, Workload
 
 _STOPS = frozenset({END_OF_TEXT})
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """stops: it ends with an end-of-text token, before its max_tokens."""
+    """prefix: as asked, numbered anew from 0 within the workload: recorded ids are hashes, too large for token ids.
+
+    stops: it ends with an end-of-text token, before its max_tokens.
+    """
 
     number: int
     account: Account
     asked: SimRequest
+    prefix: tuple[int, ...]
     prefix_block: int
 
     @property
@@ -43,7 +47,7 @@ class Planned:
             RequestId(self.number),
             self.account.node,
             self.account.tier,
-            _prompt(asked.prefix, asked.prompt_tokens, self.prefix_block, self.number)
+            _prompt(self.prefix, asked.prompt_tokens, self.prefix_block, self.number)
             if asked.prefix
             else _blank(asked.prompt_tokens),
             asked.max_tokens or asked.output_tokens,
@@ -57,6 +61,21 @@ class Planned:
         )
 
 
+def plan(workload: Workload) -> list[Planned]:
+    """Its requests, numbered in order of arrival."""
+    ids: dict[int, int] = {}
+    return [
+        Planned(
+            number,
+            Account(asked.node, asked.tier),
+            asked,
+            tuple(ids.setdefault(block, len(ids)) for block in asked.prefix),
+            workload.prefix_block,
+        )
+        for number, asked in enumerate(workload.requests)
+    ]
+
+
 @lru_cache(maxsize=4096)
 def _blank(length: int) -> tuple[int, ...]:
     """Nobody looks at these: one object for all prompts of a length."""
@@ -64,5 +83,6 @@ def _blank(length: int) -> tuple[int, ...]:
 
 
 def _prompt(prefix: tuple[int, ...], length: int, block: int, number: int) -> tuple[int, ...]:
-    ids = [10 + identity for identity in prefix for _ in range(block)][:length]
-    return (*ids, *((3 + (number << 3) + 1,) * (length - len(ids))))
+    """Even ids for what others may share, an odd one of its own for the rest."""
+    ids = [2 * identity for identity in prefix for _ in range(block)][:length]
+    return (*ids, *((2 * number + 1,) * (length - len(ids))))

@@ -16,7 +16,7 @@ from fairlane.scheduler.simulator.event_log import EventLog
 from fairlane.scheduler.simulator.executor import TimedExecutor
 from fairlane.scheduler.simulator.meter import Account, Counts, Meter
 from fairlane.scheduler.simulator.outcome import Outcome
-from fairlane.scheduler.simulator.plan import Planned
+from fairlane.scheduler.simulator.plan import plan
 from fairlane.scheduler.simulator.router import LeastOutstanding
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.worker import SimWorker
@@ -80,10 +80,7 @@ class Simulation:
         self._shape = shape
         self._sample_s = sample_s
         self._check = check
-        self._planned = [
-            Planned(number, Account(request.node, request.tier), request, workload.prefix_block)
-            for number, request in enumerate(workload.requests)
-        ]
+        self._planned = plan(workload)
         self.outcomes = [Outcome(planned) for planned in self._planned]
         self._router = LeastOutstanding(num_workers)
         self.workers: list[SimWorker] = []

@@ -61,8 +61,8 @@ def _replayed(workload: Workload, duration_s: float | None, speed: float) -> Wor
 
 def _workload(path: Path, requests: list[SimRequest], tiers: tuple[str, ...] = (TIER,), prefix_block: int = 512) -> Workload:
     ordered = in_order(requests)
-    duration_s = ordered[-1].arrival_s if ordered else 0.0
-    return Workload(path.name, ordered, tiers, max(duration_s, 1.0), prefix_block=prefix_block)
+    duration_s = ordered[-1].arrival_s + 1.0 if ordered else 1.0  # the last one counts, too
+    return Workload(path.name, ordered, tiers, duration_s, prefix_block=prefix_block)
 
 
 def _azure(path: Path, text: Sequence[str], seed: int) -> Workload:

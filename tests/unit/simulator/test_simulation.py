@@ -132,6 +132,6 @@ def test_several_workers_share_the_work_and_none_stands_idle() -> None:
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    asked = [SimRequest(float(number), "o/t0", "gold", 1040, 2, prefix=(4, 9)) for number in range(3)]
+    asked = [SimRequest(float(number), "o/t0", "gold", 1040, 2, prefix=(4, 1 << 47)) for number in range(3)]
     counts = run(Workload("p", tuple(asked), ("gold",), 100.0), TiersPolicy.FCFS).counts[Account("o/t0", "gold")]
     assert (counts.prompt, counts.cached) == (1040 + 2 * 16, 2 * 1024)

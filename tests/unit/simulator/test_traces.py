@@ -42,7 +42,16 @@ def test_servegen_draws_the_recorded_rate() -> None:
 
 def test_what_fairlane_records_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
-    more = {"arrival_s": 0.1, "max_tokens": 64, "prefix": [3, 4], "prefix_block": 16, "cancel_after_s": 2.0}
+    more = {
+        "arrival_s": 0.1,
+        "model": "m",
+        "ttft_s": 0.2,
+        "end": "stop",
+        "max_tokens": 64,
+        "prefix": [3, 4],
+        "prefix_block": 16,
+        "cancel_after_s": 2.0,
+    }
     file.write_text("\n".join(json.dumps(row) for row in (RECORDED, RECORDED | more)))
     first = load_trace(file).requests[0]
     assert (first.arrival_s, first.max_tokens, first.prefix, first.cancel_after_s, load_trace(file).prefix_block) == (
