@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -93,6 +93,12 @@ sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of
 
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
+
+bench-policies: setup ## The policies' promises in the simulator, over five seeds (about eight minutes on two cores)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_policies.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-simulator: setup ## How fast the simulator is (about two minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_simulator.py $(if $(JSON),--json $(JSON))
 
 bench-shares: setup model ## Weighted shares of four backlogged tenants on the real worker (about four minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_shares.py $(if $(JSON),--json $(JSON))

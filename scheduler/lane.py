@@ -59,8 +59,8 @@ class DecodeLane:
         if steady:
             self._bound_rank(steady, policy)
             self._join(steady)
-            for sequence in steady:
-                policy.on_decoding(sequence.payer, 1)
+            for payer, count in Counter(sequence.payer for sequence in steady).items():
+                policy.on_decoding(payer, count)
 
     def let_go(self, policy: Policy) -> None:
         """Takes out those that need no further step."""
@@ -103,7 +103,8 @@ class DecodeLane:
             sequence.steady_until = 0
             self._growth.leave(sequence.request_id)
             self._stop_sets[sequence.request.stop_token_ids] -= 1
-            policy.on_decoding(sequence.payer, -1)
+        for payer, count in Counter(sequence.payer for sequence in leaving).items():
+            policy.on_decoding(payer, -count)
         self._set_members([sequence for sequence in self.members if sequence.steady_until])
 
     def _set_members(self, members: list[Sequence]) -> None:

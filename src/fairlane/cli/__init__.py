@@ -25,6 +25,7 @@ from fairlane.cli import (
     policy,
     policy_admin,
     policy_plan,
+    policy_simulate,
     profile,
     requests,
     serve,
@@ -77,6 +78,7 @@ app.command("profile")(profile.profile)
 app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
 policy.app.command("plan")(policy_plan.plan)
+policy_simulate.mount(policy.app)
 app.add_typer(policy.app, name="policy")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(tiers.app, name="tiers")

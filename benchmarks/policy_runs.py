@@ -1,0 +1,288 @@
+"""The runs behind bench_policies.py: each takes a seed and returns the few numbers that a check needs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from policy_ledger import run_with_ledger
+
+from fairlane.scheduler.simulator.catalogue import WORKLOADS
+from fairlane.scheduler.simulator.fairness import interval_gap, jain, service_differences
+from fairlane.scheduler.simulator.meter import Account
+from fairlane.scheduler.simulator.outcome import Outcome
+from fairlane.scheduler.simulator.report import percentile, service_by_node, waits, windows
+from fairlane.scheduler.simulator.scene import Scene, fixed, stream, together
+from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.simulation import SimResult, Simulation
+from fairlane.scheduler.simulator.step_time import StepModel
+from fairlane.scheduler.simulator.workload import Workload, in_order
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+
+Numbers = dict[str, float]
+
+SHAPE = WorkerShape(max_num_seqs=64)
+TIGHT = replace(SHAPE, num_blocks=1500)  # 24,000 tokens for 64 sequences
+# VTC's own machine: Llama-2-7B on an A10G with 10,000 tokens of KV, so that its trace can be replayed at its own pace.
+A10G = WorkerShape(
+    step=StepModel(weights_s=32e-3, token_s=220e-6, context_s=1.7e-6, attention_s=8e-9), num_blocks=625, max_num_seqs=64
+)
+WARM_UP_S = 3.0
+GAP_MS = 250.0
+
+
+def run(
+    workload: Workload,
+    policy: TiersPolicy,
+    shape: WorkerShape = SHAPE,
+    *,
+    tiers: tuple[Tier, ...] | None = None,
+    gap_ms: float | None = None,
+    sample_s: float = 1.0,
+    charges: bool = False,
+) -> SimResult:
+    """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged."""
+    tiers = tiers or tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
+    nodes = tuple(NodeShare(node, workload.weights.get(node, 1.0)) for node in workload.nodes if node.count("/") == 1)
+    snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms)
+    simulation = Simulation(workload, snapshot, shape, sample_s=sample_s)
+    return run_with_ledger(simulation) if charges else simulation.run()
+
+
+def made(name: str, seed: int, duration_s: float, shape: WorkerShape = SHAPE) -> Workload:
+    return WORKLOADS[name](Scene(seed, duration_s, shape))
+
+
+def tokens(result: SimResult) -> float:
+    """Throughput: prompt and output tokens, each computed once."""
+    return sum(counts.prompt + counts.output for counts in result.counts.values())
+
+
+# -- fairness --------------------------------------------------------------------------------------------------------------
+
+
+def _gap(result: SimResult) -> float:
+    """Largest interval gap of any two nodes' service over weight, from the warm-up on: all are backlogged then."""
+    samples = [sample for sample in result.samples if sample.time_s >= WARM_UP_S]
+    nodes = result.workload.nodes
+    lines = {node: [0.0] * len(samples) for node in nodes}
+    for at, sample in enumerate(samples):
+        for account, service in sample.service.items():
+            lines[account.node][at] += service / result.workload.weights.get(account.node, 1.0)
+    return max(interval_gap(lines[a], lines[b]) for a in nodes for b in nodes if a < b)
+
+
+def f1(seed: int) -> Numbers:
+    """Gap over 2U; U = max(L_in, 2 M), M: tokens that the running batch can hold of this workload."""
+    found: Numbers = {}
+    for name in ("W1", "W5", "W6"):
+        workload = made(name, seed, 30.0)
+        longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
+        batch = min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
+        unit = max(max(r.prompt_tokens for r in workload.requests), 2 * batch)
+        found[name] = _gap(run(workload, TiersPolicy.FAIR, sample_s=0)) / (2 * unit)
+    return found
+
+
+def f2(seed: int) -> Numbers:
+    """Gap over 2 (theta + c_step for the step and for the one in flight)."""
+    found: Numbers = {}
+    for shape, kind in ((SHAPE, ""), (TIGHT, " tight")):
+        for name in ("W1", "W5", "W6"):
+            shape = replace(shape, max_num_seqs=256 if name == "W6" else 64)  # no cap may bind, and W6's decodes need seats
+            result = run(made(name, seed, 30.0, shape), TiersPolicy.FAIR, shape, gap_ms=GAP_MS, sample_s=0, charges=True)
+            step = shape.max_num_batched_tokens + shape.max_num_seqs  # all of a step's tokens, those of decodes twice
+            theta = max(GAP_MS / 1000 * _peak_rate(result), 2 * step)
+            found[name + kind] = _gap(result) / (2 * (theta + 2 * step))
+    return found
+
+
+def _peak_rate(result: SimResult) -> float:
+    """Most service a second, over half seconds."""
+    rates, last_s, last = [0.0], 0.0, 0.0
+    for sample in result.samples:
+        if sample.time_s - last_s >= 0.5:
+            total = sum(sample.service.values())
+            rates.append((total - last) / (sample.time_s - last_s))
+            last_s, last = sample.time_s, total
+    return max(rates)
+
+
+def f3(seed: int) -> Numbers:
+    result = run(made("W3", seed, 120.0), TiersPolicy.FAIR)
+    weights = result.workload.weights
+    return {"jain": min(jain([w.service[node] / weights[node] for node in weights]) for w in windows(result, 60.0))}
+
+
+def f4(seed: int) -> Numbers:
+    """FAIR over FCFS on the Arena log: VTC's service difference, and TTFT of clients that ask for less than their share."""
+    workload = made("W8", seed, 600.0, A10G)
+    found: dict[TiersPolicy, tuple[float, float, float, float, float]] = {}
+    for policy in (TiersPolicy.FCFS, TiersPolicy.FAIR):
+        result = run(workload, policy, A10G)
+        even = dict.fromkeys(workload.nodes, 1.0)
+        values = service_differences(windows(result, 60.0), even)
+        mean = sum(values) / len(values)
+        small = _small_clients(result)
+        found[policy] = (
+            max(values), mean, sum((value - mean) ** 2 for value in values) / len(values),
+            percentile(small, 0.5), percentile(small, 0.99),
+        )  # fmt: skip
+    ratios = [fair / fcfs for fair, fcfs in zip(found[TiersPolicy.FAIR], found[TiersPolicy.FCFS], strict=True)]
+    return dict(zip(("max", "avg", "var", "p50", "p99"), ratios, strict=True))
+
+
+def _small_clients(result: SimResult) -> list[float]:
+    asked: dict[str, int] = {}
+    for request in result.workload.requests:
+        asked[request.node] = asked.get(request.node, 0) + request.prompt_tokens + 2 * request.output_tokens
+    share = sum(service_by_node(result).values()) / len(asked)
+    return waits([o for o in result.outcomes if asked[o.planned.account.node] <= share], result.duration_s)
+
+
+def f7(seed: int) -> Numbers:
+    """What org B's service changes when org A grows from 2 users to 102."""
+    scene = Scene(seed, 60.0, SHAPE)
+    rate = scene.rate(256, 256, 1.0)
+    base = together(stream(scene, node, "default", rate, fixed(256, 256)) for node in ("a/u0", "a/u1", "b/u0"))
+    more = together(stream(scene, f"a/more{k}", "default", rate / 50, fixed(256, 256)) for k in range(100))
+    few, many = (
+        service_by_node(run(Workload("F7", in_order(requests), ("default",), 60.0), TiersPolicy.FAIR))["b/u0"]
+        for requests in (base, base + more)
+    )
+    return {"change": abs(many / few - 1)}
+
+
+# -- tiers -----------------------------------------------------------------------------------------------------------------
+
+
+def _vip_tiers(shaping: Shaping, **batch: float) -> tuple[Tier, ...]:
+    return Tier("vip", 100, shaping=shaping), Tier("best_effort", 10, **batch)
+
+
+def _of(result: SimResult, tier: str) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.planned.account.tier == tier]
+
+
+def v(seed: int) -> Numbers:
+    """W9 under each shaping, against the VIPs alone and against FCFS."""
+    workload = made("W9", seed, 60.0)
+    alone = replace(workload, requests=tuple(r for r in workload.requests if r.tier == "vip"))
+    idle = run(alone, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.OFF))
+    base = percentile(waits(_of(idle, "vip"), 60.0), 0.99), percentile(_tpots(idle), 0.99)
+    fcfs = tokens(run(workload, TiersPolicy.FCFS))
+    found: Numbers = {}
+    for shaping in (Shaping.GENTLE, Shaping.BALANCED, Shaping.STRICT):
+        result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(shaping))
+        vips, name = _of(result, "vip"), shaping.value
+        found[f"{name} ttft"] = percentile(waits(vips, 60.0), 0.99) / base[0]
+        found[f"{name} tpot"] = percentile(_tpots(result), 0.99) / base[1]
+        found[f"{name} rate"] = tokens(result) / fcfs
+        if shaping is Shaping.BALANCED:
+            queued = percentile([o.queue_s for o in _undisturbed(vips) if o.queue_s is not None], 0.99)
+            found["first chunk"] = queued / (2 * result.longest_step_s + 0.005)
+            found["inversions"] = _inversions(result)
+            found["stalled"] = result.stalled_s
+    return found
+
+
+def _tpots(result: SimResult) -> list[float]:
+    return [outcome.tpot_s for outcome in _of(result, "vip") if outcome.tpot_s is not None]
+
+
+def _undisturbed(vips: list[Outcome]) -> list[Outcome]:
+    """Those that arrive while no other VIP is on its way to its first token: they would share the step."""
+    found, busy_until_s = [], 0.0
+    for outcome in vips:
+        if outcome.planned.asked.arrival_s >= busy_until_s:
+            found.append(outcome)
+        if outcome.first_token_s is not None:
+            busy_until_s = max(busy_until_s, outcome.first_token_s)
+    return found
+
+
+def _inversions(result: SimResult) -> float:
+    """Starts of lower requests while a VIP that the worker knew of had not started. The pool is ample: every VIP fits."""
+    starts = sorted(o.planned.asked.arrival_s + o.queue_s for o in _of(result, "best_effort") if o.queue_s is not None)
+    found = 0
+    for outcome in _of(result, "vip"):
+        arrival_s = outcome.planned.asked.arrival_s
+        start_s = arrival_s + (outcome.queue_s if outcome.queue_s is not None else result.duration_s)
+        known_s = arrival_s + SHAPE.network_s
+        found += bisect_left(starts, start_s - 1e-9) - bisect_left(starts, known_s)
+    return found
+
+
+def s1(seed: int) -> Numbers:
+    """Bursts of VIPs, below capacity over time; the longest wait of a lower tier over patience and the longest wait of a VIP."""
+    scene, patience_s = Scene(seed, 60.0, SHAPE), 3.0
+    rate = scene.rate(512, 256, 1.0)
+    vips = together(
+        stream(scene, "vip/main", "vip", 1.8 * rate, fixed(512, 256), start_s, start_s + 10) for start_s in range(0, 60, 20)
+    )
+    batch = stream(scene, "crowd/c0", "best_effort", 0.08 * rate, fixed(512, 256))
+    workload = Workload("S1", in_order(vips + batch), ("vip", "best_effort"), 90.0)
+    result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.BALANCED, patience_s=patience_s))
+    queued = {tier: max(o.queue_s if o.queue_s is not None else 1e9 for o in _of(result, tier)) for tier in workload.tiers}
+    return {"wait": queued["best_effort"] / (patience_s + queued["vip"] + 2 * result.longest_step_s)}
+
+
+def s2(seed: int) -> Numbers:
+    """Smallest share of the lower tier in any 10 s, over its `min`, with VIPs that ask for 1.6 times everything."""
+    scene = Scene(seed, 60.0, SHAPE)
+    rate = scene.rate(512, 256, 1.0)
+    vips = stream(scene, "vip/main", "vip", 1.6 * rate, fixed(512, 256))
+    batch = stream(scene, "crowd/c0", "best_effort", rate, fixed(512, 256))
+    workload = Workload("S2", in_order(vips + batch), ("vip", "best_effort"), 60.0)
+    found: Numbers = {}
+    for share in (0.05, 0.1):
+        result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.BALANCED, min_share=share))
+        shares = []
+        for before, after in zip(result.samples, result.samples[10:], strict=False):
+            got = {account: after.service[account] - before.service.get(account, 0) for account in after.service}
+            shares.append(got.get(Account("crowd/c0", "best_effort"), 0) / sum(got.values()))
+        found[f"min {share:.0%}"] = min(shares) / share
+    return found
+
+
+# -- cost of a policy ------------------------------------------------------------------------------------------------------
+
+
+def c(seed: int) -> Numbers:
+    """Service of each policy over FCFS, with ample and with tight KV; evictions, recompute, and time with work and no step."""
+    found: Numbers = {}
+    stalled, evictions = 0.0, 0
+    for shape, kind in ((SHAPE, "ample"), (TIGHT, "tight")):
+        for name in ("W2", "W5", "W8", "W9"):
+            workload = made(name, seed, 30.0, shape)
+            tiers = _vip_tiers(Shaping.OFF) if name == "W9" else None
+            fcfs = run(workload, TiersPolicy.FCFS, shape)
+            fair = run(workload, TiersPolicy.FAIR, shape, gap_ms=GAP_MS if kind == "tight" else None)
+            vip = run(workload, TiersPolicy.VIP, shape, tiers=tiers)
+            found[f"fair {kind} {name}"] = tokens(fair) / tokens(fcfs)
+            found[f"vip {kind} {name}"] = tokens(vip) / tokens(fcfs)
+            stalled = max(stalled, *(result.stalled_s for result in (fcfs, fair, vip)))
+            evictions = max(evictions, *(o.evictions for result in (fair, vip) for o in result.outcomes))
+            if name == "W9":
+                shaped = run(workload, TiersPolicy.VIP, shape, tiers=_vip_tiers(Shaping.BALANCED))
+                found[f"tax {kind}"] = shaped.recomputed_tokens / _computed(shaped)
+                evictions = max(evictions, *(outcome.evictions for outcome in shaped.outcomes))
+    return found | {"stalled": stalled, "evictions": evictions}
+
+
+def _computed(result: SimResult) -> int:
+    return sum(counts.prompt + counts.output + counts.recomputed for counts in result.counts.values())
+
+
+RUNS: Mapping[str, Callable[[int], Numbers]] = {
+    "F1": f1,
+    "F2": f2,
+    "F3": f3,
+    "F4": f4,
+    "F7": f7,
+    "V": v,
+    "S1": s1,
+    "S2": s2,
+    "C": c,
+}

@@ -1,0 +1,88 @@
+"""How long a step takes: six terms, linear in what the step does, so that they can be fitted to measured steps.
+
+    fixed + sequence * sequences + max(weights, token * tokens) + context * KV read by decodes + attention * scores of chunks
+
+Defaults: Llama-3.1-8B in bfloat16 on one GPU, from published roofline fits (docs/simulator.md); a worker's own numbers go into a
+JSON file with the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fairlane.scheduler.simulator.errors import SimulationInputError
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Seconds.
+
+    fixed_s: any step. sequence_s: each sequence in it. weights_s: reading the weights once, the floor of the linear layers.
+    token_s: the linear layers' arithmetic for one token. context_s: reading one token's keys and values in a decode.
+    attention_s: one (query, key) pair of a chunk. swap_block_s: copying one block to or from host memory, beside the
+    step: the step lasts at least as long as its copies.
+    """
+
+    fixed_s: float = 1.3e-3
+    sequence_s: float = 4e-6
+    weights_s: float = 7.0e-3
+    token_s: float = 25.4e-6
+    context_s: float = 65e-9
+    attention_s: float = 1.3e-9
+    swap_block_s: float = 60e-6
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not math.isfinite(value) or value < 0:
+                raise SimulationInputError(f"{name}: {value}: a number of seconds, at least 0, is needed")
+        if self.fixed_s + self.weights_s <= 0:
+            raise SimulationInputError("fixed_s and weights_s are both 0: a step must take some time")
+
+    def seconds(
+        self, num_decodes: int, decode_context: int, chunks: Iterable[tuple[int, int]] = (), num_copies: int = 0
+    ) -> float:
+        """A step of num_decodes sequences that read decode_context tokens together, and chunks of (start, tokens)."""
+        num_sequences, num_tokens, scores = num_decodes, num_decodes, 0.0
+        for start, length in chunks:
+            num_sequences += 1
+            num_tokens += length
+            scores += length * (start + length / 2)
+        computed = (
+            self.fixed_s
+            + self.sequence_s * num_sequences
+            + max(self.weights_s, self.token_s * num_tokens)
+            + self.context_s * decode_context
+            + self.attention_s * scores
+        )
+        return max(computed, self.swap_block_s * num_copies) if num_copies else computed
+
+    @classmethod
+    def load(cls, path: Path) -> StepModel:
+        """From a JSON object whose keys are field names; those it leaves out keep their defaults. Raises SimulationInputError."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SimulationInputError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise SimulationInputError(f"{path}: is not JSON: {error}") from None
+        known = [field.name for field in fields(cls)]
+        if not isinstance(values, dict):
+            raise SimulationInputError(f"{path}: a JSON object with {', '.join(known)} is needed")
+        for name, value in values.items():
+            if name not in known:
+                raise SimulationInputError(f"{path}: unknown key {name!r}: one of {', '.join(known)} is allowed")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise SimulationInputError(f"{path}: {name}: {value!r}: a number of seconds is needed")
+        try:
+            return cls(**values)
+        except SimulationInputError as error:
+            raise SimulationInputError(f"{path}: {error}") from None
+
+
+# 3.35 TB/s against 4.8 TB/s: what is read takes 0.7 of the time, what is computed the same.
+H100 = StepModel()
+H200 = StepModel(weights_s=4.9e-3, context_s=45e-9)

@@ -1,0 +1,167 @@
+"""`fairlane policy simulate`: what a policy would have done with a trace or a workload. The work is fairlane.simulate's; this
+reads flags and says what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairlane.cli.exits import FAILED, USAGE, needs, stop
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.simulator.placement import Placed
+    from fairlane.simulate.policies import Candidate
+    from fairlane.simulate.runs import Asked, Run
+
+MAX_DURATION_S = 7 * 86400.0
+
+
+def mount(app: typer.Typer) -> None:
+    """Adds the command to `fairlane policy`."""
+    app.command()(simulate)
+
+
+def simulate(
+    file: Annotated[str, typer.Argument(metavar="POLICY", help="The policy file to try.")],
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay this trace.")] = None,
+    workload: Annotated[str | None, typer.Option(metavar="NAME", help="Or a made workload, W1 to W12.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="POLICY2", help="A policy file to compare with.")] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Other arrivals, other lengths.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many workers.")] = 1,
+    model_time: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Times of a step's parts. Default: 8B on an H100.")
+    ] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long, as 60s. Default: the trace's length; 60s of a workload.")
+    ] = None,
+    speed: Annotated[float, typer.Option(metavar="X", help="How many times as fast requests arrive.")] = 1.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every figure there.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time lines there.")] = None,
+    assertions: Annotated[Path | None, typer.Option("--assert", metavar="FILE", help="What must hold, as YAML.")] = None,
+) -> None:
+    """Try a policy on recorded or made traffic: the real scheduler with its blocks, on a clock of its own. Nothing is served.
+
+    Requests of nodes and tiers that the policy does not have are dealt to its tenants. Of the gateway's limits only max_wait,
+    max_duration and max_output_tokens are applied. Keys that are not enforced yet have no effect here either.
+
+    Exit codes: 0 done and all assertions hold, 1 one fails or the policy has errors, 2 used wrongly.
+
+    Examples:
+
+    fairlane policy simulate tenants.yaml --workload W9 --duration 30s
+
+    fairlane policy simulate new.yaml --against tenants.yaml --trace yesterday.jsonl --assert promises.yaml --png promises.png
+    """
+    with needs("server"):
+        from rich.console import Console
+
+        from fairlane.config.source import UnreadableFile
+        from fairlane.errors import ConfigError
+        from fairlane.scheduler.simulator.errors import SimulationInputError
+        from fairlane.simulate.assertions import check_names, judge, load_assertions
+        from fairlane.simulate.runs import prepare
+        from fairlane.simulate.show import document, tables, verdicts
+    if png is not None:
+        with needs("demo"):
+            import matplotlib  # noqa: F401 - not there: say so now, not after the runs
+    for option, path in (("--json", json_file), ("--png", png)):
+        if path is not None and not path.resolve().parent.is_dir():
+            stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
+    candidates = [_candidate(name) for name in (file, against) if name is not None]
+    try:
+        asked = _asked(trace, workload, seed, workers, model_time, duration, speed)
+        required = None if assertions is None else load_assertions(assertions)
+        placed = prepare(candidates, asked.load())
+        if required is not None:
+            check_names(required, placed[0].workload)
+    except (SimulationInputError, UnreadableFile) as error:
+        stop(USAGE, str(error))
+    except ConfigError as error:
+        for finding in error.findings:
+            typer.echo(finding, err=True)
+        raise typer.Exit(USAGE) from None
+    runs = _runs(candidates, placed, asked)
+    found = [] if required is None else judge(required.value.assertions, runs[0].report)
+    console = Console(width=None if Console().is_terminal else 180)
+    _say_who(placed[0])
+    tables(console, runs)
+    if found:
+        verdicts(console, found)
+    if json_file is not None:
+        json_file.write_text(json.dumps(document(asked, runs, found), indent=2) + "\n", encoding="utf-8")
+    if png is not None:
+        from fairlane.simulate.picture import draw
+
+        draw(runs, png)
+    if not all(verdict.holds for verdict in found):
+        raise typer.Exit(FAILED)
+
+
+def _candidate(file: str) -> Candidate:
+    """A policy file, or every finding on standard error and the exit code that `policy check` has for it."""
+    from fairlane.config.source import UnreadableFile
+    from fairlane.errors import ConfigError
+    from fairlane.gateway.policy.loader import load_policy_file
+    from fairlane.simulate.policies import Candidate
+
+    try:
+        return Candidate(file, load_policy_file(file))
+    except UnreadableFile as error:
+        stop(USAGE, str(error))
+    except ConfigError as error:
+        for finding in error.findings:
+            typer.echo(finding, err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def _asked(
+    trace: Path | None, workload: str | None, seed: int, workers: int, model_time: Path | None, duration: str | None, speed: float
+) -> Asked:
+    """Raises SimulationInputError."""
+    from fairlane.scheduler.simulator.shape import WorkerShape
+    from fairlane.scheduler.simulator.step_time import StepModel
+    from fairlane.simulate.runs import Asked
+
+    if (trace is None) == (workload is None):
+        stop(USAGE, "--trace FILE or --workload NAME, one of them, is needed")
+    if not 0 < speed <= 1e6:
+        stop(USAGE, f"--speed: {speed:g}: more than 0 is needed")
+    shape = WorkerShape() if model_time is None else WorkerShape(step=StepModel.load(model_time))
+    return Asked(trace, workload, seed, _seconds(duration), speed, workers, shape)
+
+
+def _seconds(duration: str | None) -> float | None:
+    from fairlane.config.scalars import quantity
+
+    if duration is None:
+        return None
+    seconds = quantity(duration, "duration")
+    if seconds is None or not 0 < seconds <= MAX_DURATION_S:
+        stop(USAGE, f'--duration: "{duration}": a time such as 60s or 10m, at most 7d, is needed')
+    return seconds
+
+
+def _runs(candidates: list[Candidate], placed: list[Placed], asked: Asked) -> list[Run]:
+    """One after the other, with a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fairlane.simulate.runs import simulate as run
+
+    runs = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for candidate, one in zip(candidates, placed, strict=True):
+            task = bar.add_task(candidate.name, total=one.workload.duration_s)
+            runs.append(run(candidate, one, asked, lambda time_s, task=task: bar.update(task, completed=time_s)))  # type: ignore[misc]
+    return runs
+
+
+def _say_who(placed: Placed) -> None:
+    """Which of the workload's clients became which of the policy's tenants."""
+    shown = [f"{a} ({b}) -> {c} ({d})" for (a, b), (c, d) in list(placed.renamed.items())[:6]]
+    if shown:
+        more = f" and {len(placed.renamed) - len(shown)} more" if len(placed.renamed) > len(shown) else ""
+        typer.echo(f"not in the policy, so dealt to its tenants: {', '.join(shown)}{more}", err=True)

@@ -1,0 +1,50 @@
+"""How bench_policies.py judges: the worst seed where a promise must always hold, the mean elsewhere, and every number of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.simulation import Simulation
+from fairlane.scheduler.simulator.workload import SimRequest, Workload
+from fairlane.scheduler.tenancy import PolicySnapshot, Tier, TiersPolicy
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from bench_policies import PROMISES, Promise, judge
+from policy_ledger import run_with_ledger
+from policy_runs import RUNS
+
+SEEDS = [{"a": 0.5, "b": 0.7}, {"a": 1.1, "b": 0.7}]
+
+
+@pytest.mark.parametrize(
+    ("promise", "measured", "passed"),
+    [
+        (Promise("X", "", "r", ("a", "b"), most=1.0, always=True), 1.1, False),
+        (Promise("X", "", "r", ("a", "b"), most=1.0), 0.8, True),
+        (Promise("X", "", "r", ("a", "b"), least=0.6, always=True), 0.5, False),
+        (Promise("X", "", "r", ("a", "b"), least=0.6), 0.7, True),
+    ],
+)
+def test_the_worst_number_decides(promise: Promise, measured: float, passed: bool) -> None:
+    check = judge(promise, SEEDS)
+    assert (check.measured, check.passed) == (pytest.approx(measured), passed)
+
+
+def test_every_promise_has_one_bound_and_a_run() -> None:
+    wrong = [p.id for p in PROMISES if (p.most is None) == (p.least is None) or p.run not in RUNS]
+    assert (wrong, len({promise.id for promise in PROMISES})) == ([], len(PROMISES))
+
+
+def test_without_evictions_the_policy_charges_what_was_served() -> None:
+    requests = tuple(SimRequest(k / 50, f"o/t{k % 3}", "x", 100, 5 + k) for k in range(60))
+    snapshot = PolicySnapshot(1, "", TiersPolicy.FAIR, (Tier("x", 1),))
+    simulation = Simulation(Workload("w", requests, ("x",), 60.0), snapshot, WorkerShape(max_num_seqs=64))
+    result = run_with_ledger(simulation)
+    # The first output token comes out of the prompt's last chunk and is not charged beside it.
+    expected = {account: counts.service - 2 * 20 for account, counts in result.counts.items()}
+    assert result.samples[-1].service == expected
