@@ -375,6 +375,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         tiers_policy=snapshot.tiers_policy.value,
         within_tier=snapshot.within_tier.value,
         preempt_gap_ms=snapshot.preempt_gap_ms,
+        cost=snapshot.cost.value,
     )
     for tier in snapshot.tiers:
         message.tiers.add(

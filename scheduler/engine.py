@@ -150,7 +150,7 @@ class Engine:
         if current is not None and orphaned:  # a tier that was removed lives on for the work it admitted
             kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
-        self._scheduler.apply_policy(make_policy(snapshot, self._scheduler.policy), snapshot.generation)
+        self._scheduler.apply_policy(make_policy(snapshot, self._scheduler.policy), snapshot.generation, snapshot.cost)
         self._snapshot = snapshot
         return ""
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from fairlane.blockmgr.lockstep import Lockstep
 from fairlane.blockmgr.manager import BlockManager
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.policies.base import Policy, Rank
 from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
@@ -37,6 +38,7 @@ class DecodeLane:
         self._ends: dict[int, list[Sequence]] = {}
         self._done: list[Sequence] = []
         self._placed = 0
+        self._offsets = 0  # of members' contexts against the number of the step, which grows with them; together
         self._columns: list[list[int]] = []
         self._stop_sets: Counter[frozenset[int]] = Counter()
 
@@ -60,7 +62,9 @@ class DecodeLane:
             self._bound_rank(steady, policy)
             self._join(steady)
             for sequence in steady:
-                policy.on_decoding(sequence.payer, 1)
+                offset = sequence.num_computed_tokens - self._step
+                self._offsets += offset
+                policy.on_decoding(sequence.payer, 1, offset)
 
     def let_go(self, policy: Policy) -> None:
         """Takes out those that need no further step."""
@@ -103,7 +107,9 @@ class DecodeLane:
             sequence.steady_until = 0
             self._growth.leave(sequence.request_id)
             self._stop_sets[sequence.request.stop_token_ids] -= 1
-            policy.on_decoding(sequence.payer, -1)
+            offset = sequence.num_computed_tokens - self._step
+            self._offsets -= offset
+            policy.on_decoding(sequence.payer, -1, -offset)
         self._set_members([sequence for sequence in self.members if sequence.steady_until])
 
     def _set_members(self, members: list[Sequence]) -> None:
@@ -126,6 +132,12 @@ class DecodeLane:
     def num_new_blocks(self) -> int:
         """Free blocks that place() would use up now."""
         return self._growth.num_new_blocks()
+
+    def charge(self, policy: Policy, rate: Rate, ledger: Ledger) -> int:
+        """Charges every member by the tokens it has computed. Returns the sum."""
+        base = Rate(rate.of(self._step), rate.per_token)
+        policy.on_steady_step(base, ledger)
+        return base.per_sequence * len(self.members) + base.per_token * self._offsets
 
     def place(self) -> tuple[list[int], list[list[int]]]:
         """Every member computes its one token. Returns the slots that grew and their new blocks by group, as Lockstep.advance.
@@ -180,6 +192,8 @@ class DecodeLane:
         due = {sequence: step for step, ending in self._ends.items() for sequence in ending}
         if due != {sequence: sequence.steady_until for sequence in self.members if sequence.steady_until > self._step}:
             raise RuntimeError("the decode lane's calendar is not its members'")
+        if self._offsets != sum(sequence.num_computed_tokens - self._step for sequence in self.members):
+            raise RuntimeError("the decode lane charges for other contexts than its members have")
         for sequence in self.members:
             left = sequence.request.max_tokens - sequence.num_output_tokens - sequence.num_in_flight
             if sequence.num_pending_tokens != 1 or left != sequence.steady_until - self._step:

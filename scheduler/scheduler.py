@@ -14,8 +14,9 @@ from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
 from fairlane.scheduler.census import Census, largest
-from fairlane.scheduler.cost import TokensCost
+from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
+from fairlane.scheduler.holding import Holding
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
@@ -26,6 +27,7 @@ from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
+from fairlane.scheduler.tenancy import CostName
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class Scheduler:
         self.lane = DecodeLane(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens)
         self.settlement: Settlement | None = None
-        self.cost = TokensCost()
+        self.cost: Cost = TokensCost()
+        self.holding = Holding(clock.now())
         self.census = Census()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
@@ -179,6 +182,7 @@ class Scheduler:
         """A running sequence gives back everything but its blocks."""
         self.settlement = None
         self.lane.leave([sequence], self.policy)
+        self.holding.leave(sequence, self.policy, self.cost, self._clock.now())
         self.commit(sequence)
         self.policy.on_release(sequence)
         self.census.runs(sequence, -1)
@@ -217,8 +221,10 @@ class Scheduler:
         """
         if not self._sequences:
             return None
-        self.lane.change(self.policy)
         now_s = self._clock.now()
+        self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
+        self.lane.change(self.policy)
+        self.cost.begin_step(len(self.running))
         if self._is_steady(now_s):
             self.policy.skip_step(now_s)
             return self._launch(None)
@@ -256,14 +262,13 @@ class Scheduler:
         if with_lane:
             members = self.lane.members
             output.decode_slots = self.lane.slots
+            cost += self.lane.charge(self.policy, self.cost.decode(), Ledger.WORK)
             output.grown_slots, output.grown_blocks = self.lane.place()
-            self.policy.on_steady_step(self.cost.decodes(1))
-            cost += self.cost.decodes(len(members))
             if self.lane.has_done:  # the next step has a seat more, even if their last tokens are still out
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost))
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost, self.holding.charged))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -272,7 +277,8 @@ class Scheduler:
         Tokens of a sequence that has ended since are dropped; those of one that was evicted since are kept.
         """
         step = self._pop_launched(result.step_id)
-        self.policy.on_step_time(step.cost, result.elapsed_s)
+        self.cost.observe(step.work_cost, result.elapsed_s)
+        self.policy.on_step_time(max(step.work_cost, step.held_cost), result.elapsed_s)
         take_results(self, step, result)
 
     def fail_step(self, step_id: int, message: str) -> None:
@@ -300,8 +306,11 @@ class Scheduler:
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
-    def apply_policy(self, policy: Policy, generation: int) -> None:
-        """Swaps the policy between two steps; waiting sequences keep their arrival, nothing is lost."""
+    def apply_policy(self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS) -> None:
+        """Swaps the policy, and what it charges, between two steps; waiting sequences keep their arrival, nothing is lost."""
+        self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
+        if cost is not self.cost.name:
+            self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
         self.lane.leave(self.lane.members, self.policy)
         self.settlement = None
         for sequence in sorted(self._sequences.values(), key=lambda sequence: sequence.place):

@@ -22,6 +22,15 @@ class WithinTier(Enum):
     FAIR = "fair"
 
 
+class CostName(Enum):
+    """What shares are shares of (cost.py)."""
+
+    TOKENS = "tokens"
+    ROOFLINE = "roofline"
+    KV_TIME = "kv_time"
+    DRF = "drf"
+
+
 class Shaping(Enum):
     """How much a tier is protected inside the step from lower tiers (semantics: `shaping`)."""
 
@@ -71,7 +80,7 @@ class PolicySnapshot:
     """What the engine schedules by. Applied whole, between two steps.
 
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
-    None: FAIR does not preempt.
+    None: FAIR does not preempt. cost: what work is charged by.
     """
 
     generation: int
@@ -81,6 +90,7 @@ class PolicySnapshot:
     within_tier: WithinTier = WithinTier.FCFS
     nodes: tuple[NodeShare, ...] = ()
     preempt_gap_ms: float | None = None
+    cost: CostName = CostName.TOKENS
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

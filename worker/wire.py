@@ -9,7 +9,7 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 _LONGEST_S = 366 * 86400.0
 
@@ -84,6 +84,7 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         within_tier=_enum(WithinTier, wire.within_tier or WithinTier.FCFS.value),
         nodes=tuple(_node_from_wire(node) for node in wire.nodes),
         preempt_gap_ms=_in_range("preempt_gap_ms", wire.preempt_gap_ms, 0, 1e9) if wire.HasField("preempt_gap_ms") else None,
+        cost=_enum(CostName, wire.cost or CostName.TOKENS.value),
     )
 
 
@@ -120,7 +121,7 @@ def _in_range(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier)
+_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier, CostName)
 
 
 def _enum(kind: type[_E], value: str) -> _E:

@@ -9,7 +9,7 @@ from fairlane.config.schema import field_at
 from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Found, entries, limited
-from fairlane.gateway.policy.schema import CostName, PolicyFile, ShapingPart, WithinTenant
+from fairlane.gateway.policy.schema import PolicyFile, ShapingPart, WithinTenant
 from fairlane.gateway.policy.shares import is_only_child
 from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
 
@@ -31,8 +31,6 @@ def _values(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
     if scheduler.within_tenant is not WithinTenant.FCFS:
         yield ("scheduler", "within_tenant"), f"{scheduler.within_tenant.value} {NOT_ENFORCED}: until then fcfs holds"
-    if scheduler.cost is not CostName.TOKENS:
-        yield ("scheduler", "cost"), f"{scheduler.cost.value} {NOT_ENFORCED}: until then tokens holds"
     for name, tier in located.value.tiers.items():
         if isinstance(tier.shaping, ShapingPart):
             nearest = preset(tier.shaping).value

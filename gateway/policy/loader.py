@@ -78,6 +78,7 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         warnings=warnings,
         within_tier=file.scheduler.within_tier,
         preempt_gap_ms=file.scheduler.preempt_gap_ms,
+        cost=file.scheduler.cost,
         defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
         not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
         source=located,

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Annotated
 
 from fairlane.config.fields import Amount, Bounds, Count, Doc, Duration, Percent, ShareOrCount, Text, planned
-from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, Shaping, TiersPolicy, WithinTier
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 Name = Annotated[str, Text(_NAME, "a name of up to 63 letters, digits, - and _")]
@@ -41,15 +41,6 @@ class WithinTenant(Enum):
 
     FCFS = "fcfs"
     DEADLINE = "deadline"
-
-
-class CostName(Enum):
-    """What a share is a share of."""
-
-    TOKENS = "tokens"
-    ROOFLINE = "roofline"
-    KV_TIME = "kv_time"
-    DRF = "drf"
 
 
 class Period(Enum):

@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.policies.gap import PreemptGap
@@ -52,6 +53,7 @@ class BandPolicy:
         self._caps = RunningCaps(shares)
         self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
         self._lease_tokens = lease_tokens
+        self._cost = snapshot.cost
         self._fair = within is WithinTier.FAIR
         self._stays: dict[RequestId, Stay] = {}
         self._promotions: list[tuple[float, int, RequestId]] = []
@@ -231,28 +233,31 @@ class BandPolicy:
         self._tree(sequence).release(sequence)
         self._caps.remove(sequence.request.tenant)
 
-    def on_charge(self, payer: Payer, cost: int) -> None:
+    def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)
         if band is not None:  # else a tier that is gone: nobody is left to be compared with
-            self._trees[band].charge(payer, cost)
+            self._trees[band].charge(payer, cost, ledger)
         self._min.charge(payer, cost)
 
-    def on_decoding(self, payer: Payer, change: int) -> None:
+    def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)
         if band is not None:
-            self._trees[band].decode(payer, change)
-        self._min.decode(payer, change)
+            self._trees[band].decode(payer, change, tokens)
+        self._min.decode(payer, change, tokens)
 
-    def on_steady_step(self, cost: int) -> None:
+    def on_steady_step(self, rate: Rate, ledger: Ledger) -> None:
         for tree in self._trees:
-            tree.steady_step(cost)
-        self._min.steady_step(cost)
+            tree.steady.charge(rate, ledger)
+        self._min.steady_step(rate)
 
     def on_step_time(self, cost: int, elapsed_s: float) -> None:
         self._gap.observe(cost, elapsed_s)
 
     def take_over(self, previous: BandPolicy) -> None:
-        """Starts with another policy's counters and windows; before anything is pushed or adopted."""
+        """Starts with another policy's counters and windows; before anything is pushed or adopted. Not if they are in other
+        units."""
+        if self._cost is not previous._cost:
+            return
         self._min.take_over(previous._min)
         self._gap.take_over(previous._gap)
         if not (self._fair and previous._fair):

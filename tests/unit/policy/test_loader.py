@@ -12,7 +12,7 @@ import pytest
 from fairlane.errors import ConfigError
 from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.gateway.policy.model import Node, Principal, TierPolicy
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 ROOT = Path(__file__).parents[3]
 TODAY = datetime.date(2026, 6, 1)
@@ -76,13 +76,14 @@ def test_the_snapshot_is_what_the_engine_needs() -> None:
 def test_the_snapshot_carries_shares_caps_and_templates() -> None:
     text = """
 version: 1
-scheduler: {tiers: fair, preempt_gap_ms: 50}
+scheduler: {tiers: fair, preempt_gap_ms: 50, cost: drf}
 tiers: {one: {priority: 1, weight: 2}, two: {priority: 1}}
 organisations:
   a: {weight: 2, min: 20%, max_running: 9, tenants: {x: {tiers: [one], members: {weight: 3, max_running: 2}}}}
   b: {tenants: {y: {tiers: [two]}}}
 """
     snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
+    assert snapshot.cost is CostName.DRF
     assert (snapshot.tiers_policy, snapshot.preempt_gap_ms, [tier.weight for tier in snapshot.tiers], snapshot.nodes) == (
         TiersPolicy.FAIR,
         50.0,

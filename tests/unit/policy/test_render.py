@@ -99,7 +99,6 @@ def test_what_is_not_enforced_is_listed_with_its_place() -> None:
     ("scheduler", "note"),
     [
         ("within_tenant: deadline", "scheduler.within_tenant: deadline is not enforced yet: until then fcfs holds"),
-        ("cost: drf", "scheduler.cost: drf is not enforced yet: until then tokens holds"),
     ],
 )
 def test_values_that_are_not_enforced_are_listed_and_the_others_not(scheduler: str, note: str) -> None:

@@ -53,7 +53,7 @@ def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> No
     flood(driver, 20.0)
     driver.add_at_arrival(request(i, "batch", prompt=64, max_tokens=16, arrival_s=0.0) for i in range(1, 200))
     served_by_tier = {"gold": 0, "batch": 0}
-    charge = driver.scheduler.cost.decode
+    charge = driver.scheduler.cost.decode().per_sequence
     while driver.clock.now() < 20.0:
         driver.turn()
     for number, transcript in driver.transcripts.items():

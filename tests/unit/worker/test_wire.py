@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.request import RequestId
-from fairlane.scheduler.tenancy import NodeShare, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, WithinTier
 from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
 
 NAN = float("nan")
@@ -52,9 +52,10 @@ def test_a_snapshot_carries_shares_and_the_gap() -> None:
         tiers_policy="fair",
         within_tier="fair",
         preempt_gap_ms=50,
+        cost="kv_time",
         tiers=[pb.TierSpec(name="a", shaping="off")],
         nodes=[node],
     )
     snapshot = snapshot_from_wire(wire)
-    assert (snapshot.within_tier, snapshot.preempt_gap_ms) == (WithinTier.FAIR, 50)
+    assert (snapshot.within_tier, snapshot.preempt_gap_ms, snapshot.cost) == (WithinTier.FAIR, 50, CostName.KV_TIME)
     assert snapshot.nodes == (NodeShare("a/b", 2, 0.25, 3, 0.5, 1),)
