@@ -376,6 +376,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         within_tier=snapshot.within_tier.value,
         preempt_gap_ms=snapshot.preempt_gap_ms,
         cost=snapshot.cost.value,
+        within_tenant=snapshot.within_tenant.value,
     )
     for tier in snapshot.tiers:
         message.tiers.add(
@@ -385,6 +386,8 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
             min_share=tier.min_share,
             patience_s=tier.patience_s,
             shaping=tier.shaping.value,
+            ttft_target_s=tier.ttft_target_s,
+            tpot_target_s=tier.tpot_target_s,
         )
     for node in snapshot.nodes:
         message.nodes.add(

@@ -109,6 +109,7 @@ class Sequence:
         "arrival_index",
         "chain",
         "evicted_by",
+        "latest_start_s",
         "lease_until_tokens",
         "num_cached_tokens",
         "num_chunks",
@@ -124,6 +125,7 @@ class Sequence:
         "queue_s",
         "queued_at_s",
         "recompute_until",
+        "relegated",
         "request",
         "slot",
         "stall_announced",
@@ -158,6 +160,8 @@ class Sequence:
         self.evicted_by: Payer | None = None
         self.lease_until_tokens = 0  # safe from priority eviction until num_computed_tokens gets there
         self.queued_at_s = request.arrival_s  # of its last entry into the waiting queue
+        self.latest_start_s = 0.0  # of the first step with DEADLINE, while it waits; 0 without
+        self.relegated = False  # it could not start in time: best effort from then on
         self.queue_s = 0.0  # arrival to first placement
         self.started = False
         self.stalled_since_s: float | None = None  # paused or evicted since

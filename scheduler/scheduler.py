@@ -278,7 +278,8 @@ class Scheduler:
         """
         step = self._pop_launched(result.step_id)
         self.cost.observe(step.work_cost, result.elapsed_s)
-        self.policy.on_step_time(max(step.work_cost, step.held_cost), result.elapsed_s)
+        num_tokens = step.output.num_scheduled_tokens
+        self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
         take_results(self, step, result)
 
     def fail_step(self, step_id: int, message: str) -> None:

@@ -22,6 +22,13 @@ class WithinTier(Enum):
     FAIR = "fair"
 
 
+class WithinTenant(Enum):
+    """What orders one tenant's own requests: arrival, or the latest time at which each must start."""
+
+    FCFS = "fcfs"
+    DEADLINE = "deadline"
+
+
 class CostName(Enum):
     """What shares are shares of (cost.py)."""
 
@@ -48,6 +55,7 @@ class Tier:
     weight: share among tiers of one band (used by FAIR).
     min_share: part of the worker's cost in [0, 1) a backlogged tier gets over any 10 s, whatever higher bands want.
     patience_s: a waiting request ranks one band higher after each patience waited; None: never.
+    ttft_target_s, tpot_target_s: time to the first token and per further token that DEADLINE aims at; None: any.
     """
 
     name: str
@@ -56,6 +64,8 @@ class Tier:
     min_share: float = 0.0
     patience_s: float | None = None
     shaping: Shaping = Shaping.OFF
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class PolicySnapshot:
     nodes: tuple[NodeShare, ...] = ()
     preempt_gap_ms: float | None = None
     cost: CostName = CostName.TOKENS
+    within_tenant: WithinTenant = WithinTenant.FCFS
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

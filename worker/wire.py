@@ -9,7 +9,7 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTenant, WithinTier
 
 _LONGEST_S = 366 * 86400.0
 
@@ -85,6 +85,7 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         nodes=tuple(_node_from_wire(node) for node in wire.nodes),
         preempt_gap_ms=_in_range("preempt_gap_ms", wire.preempt_gap_ms, 0, 1e9) if wire.HasField("preempt_gap_ms") else None,
         cost=_enum(CostName, wire.cost or CostName.TOKENS.value),
+        within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
     )
 
 
@@ -96,6 +97,8 @@ def _tier_from_wire(tier: pb.TierSpec) -> Tier:
         min_share=_in_range("min_share", tier.min_share, 0, 1),
         patience_s=_in_range("patience_s", tier.patience_s, 0, _LONGEST_S) if tier.HasField("patience_s") else None,
         shaping=_enum(Shaping, tier.shaping),
+        ttft_target_s=_in_range("ttft_target_s", tier.ttft_target_s, 0, _LONGEST_S) if tier.HasField("ttft_target_s") else None,
+        tpot_target_s=_in_range("tpot_target_s", tier.tpot_target_s, 0, _LONGEST_S) if tier.HasField("tpot_target_s") else None,
     )
 
 
@@ -121,7 +124,7 @@ def _in_range(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier, CostName)
+_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier, CostName, WithinTenant)
 
 
 def _enum(kind: type[_E], value: str) -> _E:

@@ -9,9 +9,9 @@ from fairlane.config.schema import field_at
 from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Found, entries, limited
-from fairlane.gateway.policy.schema import PolicyFile, ShapingPart, WithinTenant
+from fairlane.gateway.policy.schema import PolicyFile, ShapingPart
 from fairlane.gateway.policy.shares import is_only_child
-from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTenant, WithinTier
 
 NOT_ENFORCED = "is not enforced yet"
 
@@ -28,9 +28,6 @@ def not_enforced(located: Located[PolicyFile]) -> list[Found]:
 
 def _values(located: Located[PolicyFile]) -> Iterator[Found]:
     """Keys that are enforced with some of their values only."""
-    scheduler = located.value.scheduler
-    if scheduler.within_tenant is not WithinTenant.FCFS:
-        yield ("scheduler", "within_tenant"), f"{scheduler.within_tenant.value} {NOT_ENFORCED}: until then fcfs holds"
     for name, tier in located.value.tiers.items():
         if isinstance(tier.shaping, ShapingPart):
             nearest = preset(tier.shaping).value
@@ -48,7 +45,7 @@ def preset(shaping: Shaping | ShapingPart) -> Shaping:
 
 def without_effect(located: Located[PolicyFile]) -> list[Found]:
     """A warning for each key that the rest of the file leaves nothing to decide."""
-    return [*_tier_keys(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
+    return [*_tier_keys(located), *_targets(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
 
 
 def _is_fair(file: PolicyFile) -> bool:
@@ -76,6 +73,14 @@ def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
         for entry in entries(located.value):
             if _written(located, *entry.where, "min"):
                 yield (*entry.where, "min"), "has no effect with scheduler.tiers fcfs"
+
+
+def _targets(located: Located[PolicyFile]) -> Iterator[Found]:
+    if located.value.scheduler.within_tenant is WithinTenant.FCFS:
+        for name in located.value.tiers:
+            for key in ("ttft_target", "tpot_target"):
+                if _written(located, "tiers", name, key):
+                    yield ("tiers", name, key), "has no effect without scheduler.within_tenant deadline"
 
 
 def _weights(located: Located[PolicyFile]) -> Iterator[Found]:

@@ -79,6 +79,7 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         within_tier=file.scheduler.within_tier,
         preempt_gap_ms=file.scheduler.preempt_gap_ms,
         cost=file.scheduler.cost,
+        within_tenant=file.scheduler.within_tenant,
         defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
         not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
         source=located,
@@ -86,7 +87,9 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
 
 
 def _tier(name: str, part: TierPart) -> TierPolicy:
-    tier = Tier(name, part.priority, part.weight, part.min, part.patience, enforcement.preset(part.shaping))
+    shaping = enforcement.preset(part.shaping)
+    targets = part.ttft_target, part.tpot_target
+    tier = Tier(name, part.priority, part.weight, part.min, part.patience, shaping, *targets)
     return TierPolicy(tier, part.max_output_tokens, part.max_duration, part.max_wait, part.max_queue)
 
 

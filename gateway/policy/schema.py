@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Annotated
 
 from fairlane.config.fields import Amount, Bounds, Count, Doc, Duration, Percent, ShareOrCount, Text, planned
-from fairlane.scheduler.tenancy import CostName, Shaping, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, Shaping, TiersPolicy, WithinTenant, WithinTier
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 Name = Annotated[str, Text(_NAME, "a name of up to 63 letters, digits, - and _")]
@@ -34,13 +34,6 @@ OutputTokens = Annotated[int, Count(1, 10_000_000)]
 Tokens = Annotated[int, Count(1, 10**15)]
 MaxDuration = Annotated[float, Duration(0.1)]
 MaxWait = Annotated[float, Duration(0.001)]
-
-
-class WithinTenant(Enum):
-    """What orders one tenant's own requests."""
-
-    FCFS = "fcfs"
-    DEADLINE = "deadline"
 
 
 class Period(Enum):
@@ -96,8 +89,8 @@ class TierPart(RequestLimits):
     patience: Annotated[MaxWait | None, Doc("After waiting this long, and again, a request ranks one band higher.")] = None
     shaping: Annotated[Shaping | ShapingPart, Doc("How a running request is protected from lower tiers' prompts.")] = Shaping.OFF
     max_queue: Annotated[Requests | None, Doc("The most waiting requests of this tier, over all tenants.")] = None
-    ttft_target: Annotated[float | None, Duration(0.001), planned("Aimed-at time to the first token.")] = None
-    tpot_target: Annotated[float | None, Duration(0.001), planned("Aimed-at time per further token.")] = None
+    ttft_target: Annotated[float | None, Duration(0.001), Doc("Aimed-at time to the first token.")] = None
+    tpot_target: Annotated[float | None, Duration(0.001), Doc("Aimed-at time per further token.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,8 +116,8 @@ class Policy(Protocol):
     def on_release(self, sequence: Sequence) -> None:
         """A running sequence gave its blocks back: ended or evicted."""
 
-    def on_step_time(self, cost: int, elapsed_s: float) -> None:
-        """A step of this cost took so long."""
+    def on_step_time(self, cost: int, num_tokens: int, elapsed_s: float) -> None:
+        """A step of this cost and so many tokens took so long."""
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         """Work placed in this step, or KV cache held since the one before, in cost units."""

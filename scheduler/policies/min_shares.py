@@ -86,7 +86,7 @@ class MinShares:
 
     def steady_step(self, rate: Rate) -> None:
         """Every decoding sequence is charged by its tokens."""
-        if self.guarantees:
+        if self._window.is_counting:
             costs = {a: rate.per_sequence * n + rate.per_token * self._tokens[a] for a, n in self._decoding.items()}
             self._window.add_costs(costs, costs.get(_ALL, 0))
 

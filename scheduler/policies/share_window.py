@@ -35,6 +35,11 @@ class ShareWindow:
         """Whose accounts the following charges count in."""
         self._backlogged = frozenset(accounts)
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether anybody is backlogged: else nothing that is added counts."""
+        return bool(self._backlogged)
+
     def add(self, served: Collection[str], cost: int) -> None:
         """Work for the accounts in `served`, into the open bucket.
         LookupError if somebody is backlogged before the first advance()."""

@@ -39,4 +39,4 @@ class VIPPolicy(BandPolicy):
         return plan
 
     def _is_present(self, tier: Tier, view: BatchView) -> bool:
-        return bool(view.running.get(tier.name)) or any(tree.num_queued((tier.name,)) for tree in self._trees)
+        return bool(view.running.get(tier.name)) or any(tree.num_queued((tier.name,)) for tree in self._ranked)

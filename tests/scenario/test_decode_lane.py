@@ -23,9 +23,13 @@ from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.request import Request
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTenant, WithinTier
 
-PLAIN_TIERS = (GOLD, Tier("standard", 50, patience_s=0.4), Tier("batch", 10, patience_s=1.0))
+PLAIN_TIERS = (
+    replace(GOLD, ttft_target_s=0.1),
+    Tier("standard", 50, patience_s=0.4, ttft_target_s=0.3, tpot_target_s=0.012),
+    Tier("batch", 10, patience_s=1.0),
+)
 
 
 @contextmanager
@@ -89,6 +93,7 @@ def outcome(driver: EngineDriver) -> dict[int, object]:
     asked=arrivals(),
     aborts=st.dictionaries(st.integers(1, 14), st.floats(0, 0.6), max_size=3),
     policy=st.sampled_from([TiersPolicy.FCFS, TiersPolicy.VIP]),
+    within_tenant=st.sampled_from(WithinTenant),
     depth=st.sampled_from([0, 1, 2]),
     num_blocks=st.integers(16, 60),
     budget=st.integers(8, 64),
@@ -105,6 +110,7 @@ def test_steps_are_the_same_with_the_lane_and_without(
     asked: list[Request],
     aborts: dict[int, float],
     policy: TiersPolicy,
+    within_tenant: WithinTenant,
     depth: int,
     num_blocks: int,
     budget: int,
@@ -123,6 +129,7 @@ def test_steps_are_the_same_with_the_lane_and_without(
         driver = world(
             policy=policy,
             tiers=PLAIN_TIERS,
+            within_tenant=within_tenant,
             depth=depth,
             num_blocks=num_blocks,
             block_size=8,

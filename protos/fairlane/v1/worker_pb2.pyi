@@ -65,7 +65,7 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class PolicySnapshot(_message.Message):
     PREEMPT_GAP_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     tiers_policy: str
@@ -82,7 +83,8 @@ class PolicySnapshot(_message.Message):
     preempt_gap_ms: float
     nodes: _containers.RepeatedCompositeFieldContainer[NodeSpec]
     cost: str
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ...) -> None: ...
+    within_tenant: str
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
@@ -101,20 +103,24 @@ class NodeSpec(_message.Message):
     def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
-    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping")
+    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     SHAPING_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     priority: int
     weight: float
     min_share: float
     patience_s: float
     shaping: str
-    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ...) -> None: ...
+    ttft_target_s: float
+    tpot_target_s: float
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
 
 class PolicyApplied(_message.Message):
     __slots__ = ("generation", "refusal")
