@@ -377,6 +377,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         preempt_gap_ms=snapshot.preempt_gap_ms,
         cost=snapshot.cost.value,
         within_tenant=snapshot.within_tenant.value,
+        plugin=snapshot.plugin,
     )
     for tier in snapshot.tiers:
         message.tiers.add(

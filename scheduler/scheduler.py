@@ -21,6 +21,7 @@ from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
+from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
@@ -77,6 +78,7 @@ class SchedulerStats:
     swaps_in: int
     host_blocks_used: int
     policy_generation: int
+    policy_fault: str
     running_by_tier: Mapping[str, int]
     waiting_by_tier: Mapping[str, int]
     running_by_node: Mapping[str, int]
@@ -379,6 +381,7 @@ class Scheduler:
             swaps_in=self.swaps.num_in,
             host_blocks_used=self.blocks.host.num_used_blocks,
             policy_generation=self.policy_generation,
+            policy_fault=self.policy.fault if isinstance(self.policy, GuardedPolicy) else "",
             running_by_tier=self.census.running_by_tier.copy(),
             waiting_by_tier=self.census.waiting_by_tier.copy(),
             running_by_node=self.census.running_by_node.largest(),

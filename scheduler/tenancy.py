@@ -90,7 +90,8 @@ class PolicySnapshot:
     """What the engine schedules by. Applied whole, between two steps.
 
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
-    None: FAIR does not preempt. cost: what work is charged by.
+    None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
+    instead of tiers_policy, within_tier and within_tenant.
     """
 
     generation: int
@@ -102,6 +103,7 @@ class PolicySnapshot:
     preempt_gap_ms: float | None = None
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
+    plugin: str = ""
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

@@ -86,6 +86,7 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         preempt_gap_ms=_in_range("preempt_gap_ms", wire.preempt_gap_ms, 0, 1e9) if wire.HasField("preempt_gap_ms") else None,
         cost=_enum(CostName, wire.cost or CostName.TOKENS.value),
         within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
+        plugin=wire.plugin,
     )
 
 

@@ -49,8 +49,10 @@ def without_effect(located: Located[PolicyFile]) -> list[Found]:
 
 
 def _is_fair(file: PolicyFile) -> bool:
-    """Whether anything is shared by weight."""
+    """Whether anything may be shared by weight."""
     tiers, within = file.scheduler.tiers, file.scheduler.within_tier
+    if file.scheduler.plugin is not None:  # who knows
+        return True
     return tiers is TiersPolicy.FAIR or (tiers is TiersPolicy.VIP and within is WithinTier.FAIR)
 
 
@@ -65,6 +67,8 @@ _WITHOUT_FAIR = "has no effect without fair shares: scheduler.within_tier fair, 
 
 def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     policy = located.value.scheduler.tiers
+    if located.value.scheduler.plugin is not None:
+        return
     for name in located.value.tiers:
         for key in _IDLE_TIER_KEYS[policy]:
             if _written(located, "tiers", name, key):
@@ -76,7 +80,8 @@ def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
 
 
 def _targets(located: Located[PolicyFile]) -> Iterator[Found]:
-    if located.value.scheduler.within_tenant is WithinTenant.FCFS:
+    scheduler = located.value.scheduler
+    if scheduler.plugin is None and scheduler.within_tenant is WithinTenant.FCFS:
         for name in located.value.tiers:
             for key in ("ttft_target", "tpot_target"):
                 if _written(located, "tiers", name, key):
@@ -108,6 +113,11 @@ def _shares_its_band(name: str, file: PolicyFile) -> bool:
 
 def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
+    if scheduler.plugin is not None:
+        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms"):
+            if _written(located, "scheduler", key):
+                yield ("scheduler", key), "has no effect with scheduler.plugin"
+        return
     if _written(located, "scheduler", "preempt_gap_ms") and not _is_fair(located.value):
         yield ("scheduler", "preempt_gap_ms"), _WITHOUT_FAIR
     decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)

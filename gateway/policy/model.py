@@ -121,6 +121,7 @@ class Policy:
     preempt_gap_ms: float | None = None
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
+    plugin: str = ""
     defaults: RequestLimits = _NO_LIMITS
     not_enforced: tuple[str, ...] = ()
     source: Located[PolicyFile] | None = field(default=None, repr=False, compare=False)
@@ -187,6 +188,7 @@ class Policy:
             self.preempt_gap_ms,
             self.cost,
             self.within_tenant,
+            self.plugin,
         )
 
     def with_principals(self, extra: Mapping[str, Principal]) -> Policy:

@@ -59,6 +59,9 @@ class SchedulerPart:
     )
     within_tenant: Annotated[WithinTenant, Doc("What orders one tenant's own requests.")] = WithinTenant.FCFS
     cost: Annotated[CostName, Doc("What shares are shares of.")] = CostName.TOKENS
+    plugin: Annotated[
+        Name | None, Doc("A policy installed at the worker, in place of tiers, within_tier and within_tenant. Default: none.")
+    ] = None
     preempt_gap_ms: Annotated[
         float | None, Bounds(0, 3_600_000), Doc("How far behind, in ms of worker time, lets fair shares evict. Default: never.")
     ] = None
