@@ -28,7 +28,7 @@ from fairlane.scheduler.fake_executor import FakeExecutor
 from fairlane.scheduler.output import StepResult
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import SchedulerLimits
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 RUNNING = 256
 STEPS = 200
@@ -41,10 +41,12 @@ TIERS = (
     Tier("batch", 10, min_share=0.05, patience_s=600),
 )
 POLICIES = {
-    "fcfs": (TiersPolicy.FCFS, WithinTier.FCFS),
-    "vip": (TiersPolicy.VIP, WithinTier.FCFS),
-    "vip, fair within": (TiersPolicy.VIP, WithinTier.FAIR),
-    "fair": (TiersPolicy.FAIR, WithinTier.FCFS),
+    "fcfs": (TiersPolicy.FCFS, WithinTier.FCFS, CostName.TOKENS),
+    "vip": (TiersPolicy.VIP, WithinTier.FCFS, CostName.TOKENS),
+    "vip, fair within": (TiersPolicy.VIP, WithinTier.FAIR, CostName.TOKENS),
+    "fair": (TiersPolicy.FAIR, WithinTier.FCFS, CostName.TOKENS),
+    "fair by roofline": (TiersPolicy.FAIR, WithinTier.FCFS, CostName.ROOFLINE),
+    "fair by drf": (TiersPolicy.FAIR, WithinTier.FCFS, CostName.DRF),
 }
 
 
@@ -90,12 +92,12 @@ def request(number: int, tenants: int, max_tokens: int, arrival_s: float) -> Req
 
 
 def world(policy: str, tenants: int) -> EngineDriver:
-    tiers_policy, within = POLICIES[policy]
+    tiers_policy, within, cost = POLICIES[policy]
     clock = FakeClock()
     info = ExecutorInfo("fake", 50_000, 8192, BLOCK_SIZE, 60_000, (2,))
     limits = SchedulerLimits(max_num_seqs=RUNNING, max_num_resident=RUNNING, max_num_batched_tokens=2048)
     nodes = tuple(NodeShare(f"org{k % 20}/t{k}", 1 + k % 4) for k in range(tenants))
-    snapshot = PolicySnapshot(1, "", tiers_policy, TIERS, within, nodes)
+    snapshot = PolicySnapshot(1, "", tiers_policy, TIERS, within, nodes, cost=cost)
     return EngineDriver(FakeExecutor(info, clock), clock, snapshot, limits)
 
 

@@ -43,7 +43,10 @@ class Holding:
 
     def _charge(self, sequence: Sequence, policy: Policy, price: int) -> int:
         charge = price * tokens_held(sequence)
-        policy.on_charge(_holder(sequence), charge, Ledger.HELD)
+        holder = _holder(sequence)
+        if holder == sequence.payer:
+            sequence.charged[Ledger.HELD] += charge
+        policy.on_charge(holder, charge, Ledger.HELD)
         return charge
 
 

@@ -108,6 +108,7 @@ class Sequence:
     __slots__ = (
         "arrival_index",
         "chain",
+        "charged",
         "evicted_by",
         "latest_start_s",
         "lease_until_tokens",
@@ -158,6 +159,7 @@ class Sequence:
         self.num_evictions = 0  # for rank; num_preemptions counts those for lack of blocks too
         self.recompute_until = 0  # tokens it had computed when it was evicted; up to there it costs evicted_by
         self.evicted_by: Payer | None = None
+        self.charged = [0, 0]  # to its own payer, by cost.Ledger; while it is in the DecodeLane, in arrears
         self.lease_until_tokens = 0  # safe from priority eviction until num_computed_tokens gets there
         self.queued_at_s = request.arrival_s  # of its last entry into the waiting queue
         self.latest_start_s = 0.0  # of the first step with DEADLINE, while it waits; 0 without

@@ -30,6 +30,9 @@ from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
 
+# Reasons for which a request fails through no doing of its own: nobody pays for it.
+OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -168,6 +171,8 @@ class Scheduler:
         else:
             self._leave(sequence)
             self.blocks.free(sequence.request_id)
+        if error[0] in OUR_FAULTS:
+            self._refund(sequence)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -175,6 +180,12 @@ class Scheduler:
         self.delta(sequence).ended = Ended(
             reason, stop_token_id, *error, sequence.num_preemptions, sequence.num_recomputed_tokens, sequence.queue_s
         )
+
+    def _refund(self, sequence: Sequence) -> None:
+        """All that its payer was charged for it. What others were charged for its recompute stays: they had gained by that."""
+        for ledger in Ledger:
+            if sequence.charged[ledger]:
+                self.policy.on_charge(sequence.payer, -sequence.charged[ledger], ledger)
 
     def _unsettle_unless_only_a_slot_helps(self) -> None:
         if self.settlement is not None and not self.settlement.only_a_slot_helps:

@@ -262,7 +262,8 @@ class BandPolicy:
         band = self._band.get(payer.tier)
         if band is not None:  # else a tier that is gone: nobody is left to be compared with
             self._trees[band].charge(payer, cost, ledger)
-        self._min.charge(payer, cost)
+        if cost > 0:  # a refund does not give the worker's time back
+            self._min.charge(payer, cost)
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)

@@ -120,7 +120,8 @@ class Policy(Protocol):
         """A step of this cost and so many tokens took so long."""
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
-        """Work placed in this step, or KV cache held since the one before, in cost units."""
+        """Work placed in this step, or KV cache held since the one before, in cost units. Negative: a refund, of work that was
+        lost by a fault of ours."""
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         """So many more sequences of the payer (fewer, if negative), with so many tokens more between them, are charged by

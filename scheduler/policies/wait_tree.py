@@ -143,6 +143,8 @@ class WaitTree:
             if node.parent is not None:
                 node.charge(cost, ledger)
                 node.parent.last = node
+        if cost < 0:
+            self._offer(leaf)
         if not leaf.queued and not leaf.running:  # who evicted pays for the recompute, here or not
             self._retire(leaf)
 

@@ -241,3 +241,36 @@ def test_another_cost_starts_counters_afresh_and_loses_nobody() -> None:
     driver.run_until_idle()
     lengths = {len(transcript.token_ids) for transcript in driver.transcripts.values()}
     assert (driver.scheduler.cost.name, lengths, driver.refusals) == (CostName.DRF, {20}, [])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("cost", list(CostName))
+@pytest.mark.parametrize("fails", [2, 9], ids=["in its prompt", "in the lane"])
+def test_work_that_is_lost_by_our_fault_is_refunded_whole_and_nobody_elses(cost: CostName, depth: int, fails: int) -> None:
+    driver = world(tiers=TIERS, cost=cost, depth=depth, fail_steps=frozenset([fails]))
+    books = Books(driver)
+    for number, tenant in ((1, "a/x"), (2, "b/y")):
+        driver.add(request(number, "gold", prompt=50, max_tokens=30, tenant=tenant))
+    driver.run_until_idle()
+    lost = +books.charged, -books.charged
+    driver.add(request(3, "gold", prompt=50, max_tokens=30, tenant="b/y"))
+    driver.run_until_idle()
+    reasons = {number: transcript.ended and transcript.ended.error_reason for number, transcript in driver.transcripts.items()}
+    assert (lost, reasons) == ((Counter(), Counter()), {1: "STEP_FAILED", 2: "STEP_FAILED", 3: ""})
+    assert {payer.tenant for payer, _ in +books.charged} == {"b/y"}
+
+
+def test_whoever_was_refunded_goes_first_again() -> None:
+    driver = world(
+        policy=TiersPolicy.FAIR, tiers=TIERS, within=WithinTier.FAIR, max_num_seqs=1, max_resident=1, fail_steps=frozenset([4])
+    )
+    requests = [
+        request(n, "gold", prompt=40, max_tokens=9, tenant=t) for n, t in ((1, "a/x"), (2, "b/y"), (3, "a/x"), (4, "b/y"))
+    ]
+    for one in requests:
+        driver.add(one)
+    driver.run_until_idle()
+    starts = {n: t.first_token_s for n, t in driver.transcripts.items()}
+    order = sorted(starts, key=lambda number: starts[number] or 0.0)
+    # 1 fails in step 4, with nothing on a's account: a ties with b, and came first.
+    assert order == [1, 3, 2, 4]
