@@ -42,6 +42,9 @@ class Rate(NamedTuple):
         return self.per_sequence + self.per_token * num_tokens
 
 
+_FREE = Rate(0, 0)
+
+
 class Cost(Protocol):
     """Prices in integer units. Those of WORK hold from begin_step() to begin_step()."""
 
@@ -74,7 +77,7 @@ class TokensCost:
     name: CostName = CostName.TOKENS
     prefill_price: int = 10
     cached_price: int = 1
-    decode_price: int = 20
+    decode_price: Rate = Rate(20, 0)
 
     def begin_step(self, num_running: int) -> None:
         """Prices are constants."""
@@ -86,7 +89,7 @@ class TokensCost:
         return self.cached_price * num_tokens
 
     def decode(self) -> Rate:
-        return Rate(self.decode_price, 0)
+        return self.decode_price
 
     def holding(self, since_s: float, until_s: float) -> int:
         return 0
@@ -176,7 +179,7 @@ class KVTimeCost:
         return 0
 
     def decode(self) -> Rate:
-        return Rate(0, 0)
+        return _FREE
 
     def holding(self, since_s: float, until_s: float) -> int:
         return int(until_s * self._units) - int(since_s * self._units)  # rounding does not add up over many intervals

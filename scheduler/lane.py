@@ -38,8 +38,9 @@ class DecodeLane:
         self._ends: dict[int, list[Sequence]] = {}
         self._done: list[Sequence] = []
         self._placed = 0
-        self._charged = ((0, 0), (0, 0))  # each, and per token of its offset, so far: by ledger
-        self._since: dict[RequestId, tuple[tuple[int, int], tuple[int, int]]] = {}  # what that was when it joined
+        self._each = [0, 0]  # charged so far, by ledger: every member, and per token of its offset
+        self._per_token = [0, 0]
+        self._since: dict[RequestId, tuple[list[int], list[int]]] = {}  # what that was when it joined
         self._offsets = 0  # of members' contexts against the number of the step, which grows with them; together
         self._columns: list[list[int]] = []
         self._stop_sets: Counter[frozenset[int]] = Counter()
@@ -66,7 +67,7 @@ class DecodeLane:
             for sequence in steady:
                 offset = sequence.num_computed_tokens - self._step
                 self._offsets += offset
-                self._since[sequence.request_id] = self._charged
+                self._since[sequence.request_id] = (self._each.copy(), self._per_token.copy())
                 policy.on_decoding(sequence.payer, 1, offset)
 
     def let_go(self, policy: Policy) -> None:
@@ -112,10 +113,10 @@ class DecodeLane:
             self._stop_sets[sequence.request.stop_token_ids] -= 1
             offset = sequence.num_computed_tokens - self._step
             self._offsets -= offset
-            was_each, was_per_token = self._since.pop(sequence.request_id)
-            each, per_token = self._charged
+            each, per_token = self._since.pop(sequence.request_id)
             for ledger in Ledger:
-                sequence.charged[ledger] += each[ledger] - was_each[ledger] + offset * (per_token[ledger] - was_per_token[ledger])
+                owed = self._each[ledger] - each[ledger] + offset * (self._per_token[ledger] - per_token[ledger])
+                sequence.charged[ledger] += owed
             policy.on_decoding(sequence.payer, -1, -offset)
         self._set_members([sequence for sequence in self.members if sequence.steady_until])
 
@@ -144,10 +145,8 @@ class DecodeLane:
         """Charges every member by the tokens it has computed. Returns the sum."""
         base = Rate(rate.of(self._step), rate.per_token)
         policy.on_steady_step(base, ledger)
-        each, per_token = ([*sums] for sums in self._charged)
-        each[ledger] += base.per_sequence
-        per_token[ledger] += base.per_token
-        self._charged = ((each[0], each[1]), (per_token[0], per_token[1]))
+        self._each[ledger] += base.per_sequence
+        self._per_token[ledger] += base.per_token
         return base.per_sequence * len(self.members) + base.per_token * self._offsets
 
     def place(self) -> tuple[list[int], list[list[int]]]:

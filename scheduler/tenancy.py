@@ -48,6 +48,17 @@ class Shaping(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ShapingRule:
+    """The same in detail. prefill_share: part of the step's tokens that lower tiers' prefill may use while the tier is there.
+    pause_decodes: lower tiers' decodes pause while it prefills. max_step_s: the longest a step may take, whoever is there.
+    """
+
+    prefill_share: float = 1.0
+    pause_decodes: bool = True
+    max_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     """One service tier.
 
@@ -63,7 +74,7 @@ class Tier:
     weight: float = 1.0
     min_share: float = 0.0
     patience_s: float | None = None
-    shaping: Shaping = Shaping.OFF
+    shaping: Shaping | ShapingRule = Shaping.OFF
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
 

@@ -9,9 +9,9 @@ from fairlane.config.schema import field_at
 from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Found, entries, limited
-from fairlane.gateway.policy.schema import PolicyFile, ShapingPart
+from fairlane.gateway.policy.schema import PolicyFile
 from fairlane.gateway.policy.shares import is_only_child
-from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import TiersPolicy, WithinTenant, WithinTier
 
 NOT_ENFORCED = "is not enforced yet"
 
@@ -23,24 +23,7 @@ def not_enforced(located: Located[PolicyFile]) -> list[Found]:
         field = field_at(PolicyFile, where)
         if field is not None and not field.doc.enforced:
             found.append((where, NOT_ENFORCED))
-    return [*found, *_values(located)]
-
-
-def _values(located: Located[PolicyFile]) -> Iterator[Found]:
-    """Keys that are enforced with some of their values only."""
-    for name, tier in located.value.tiers.items():
-        if isinstance(tier.shaping, ShapingPart):
-            nearest = preset(tier.shaping).value
-            yield ("tiers", name, "shaping"), f"in detail {NOT_ENFORCED}: until then {nearest}, the nearest, holds"
-
-
-def preset(shaping: Shaping | ShapingPart) -> Shaping:
-    """The shaping that the scheduler has and that protects most like it."""
-    if isinstance(shaping, Shaping):
-        return shaping
-    if shaping.prefill_share > 0.75:
-        return Shaping.GENTLE if shaping.pause_decodes else Shaping.OFF
-    return Shaping.BALANCED if shaping.prefill_share > 0.375 else Shaping.STRICT
+    return found
 
 
 def without_effect(located: Located[PolicyFile]) -> list[Found]:

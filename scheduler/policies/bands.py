@@ -279,8 +279,7 @@ class BandPolicy:
 
     def on_step_time(self, cost: int, num_tokens: int, elapsed_s: float) -> None:
         self._gap.observe(cost, elapsed_s)
-        if self._deadlines.active:
-            self._deadlines.observe(num_tokens, elapsed_s)
+        self._deadlines.observe(num_tokens, elapsed_s)
 
     def take_over(self, previous: BandPolicy) -> None:
         """Starts with another policy's counters and windows; before anything is pushed or adopted. Not if they are in other

@@ -18,12 +18,16 @@ _LEAST_PREFILL = 16
 
 
 class Deadlines:
-    """Stamps sequences with `latest_start_s`, which lines sort by. With `fcfs` it stamps all alike and knows no misses."""
+    """Stamps sequences with `latest_start_s`, which lines sort by. With `fcfs` it stamps all alike and knows no misses.
+
+    max_step_s: no step is to be longer, whoever is in it.
+    """
 
     def __init__(self, within: WithinTenant, tiers: Collection[Tier]) -> None:
         self.active = within is WithinTenant.DEADLINE
         self._tiers = {tier.name: tier for tier in tiers}
         self._capping = [tier for tier in tiers if tier.tpot_target_s is not None] if self.active else []
+        self.max_step_s = inf
         self._pace = Pace()
         self._budget = 1
         self._starts: list[tuple[float, int, Sequence]] = []
@@ -70,10 +74,11 @@ class Deadlines:
         return self._starts[0][0] if self._starts else inf
 
     def step_tokens(self, view: BatchView) -> int:
-        """The step's token budget: no longer a step than the tightest tpot_target of the streams in it."""
+        """The step's token budget: no longer a step than max_step_s and the tightest tpot_target of the streams in it."""
         self._budget = view.token_budget
         decoding = [t for t in self._capping if view.running.get(t.name, 0) > view.prefilling.get(t.name, 0)]
         target_s = min((tier.tpot_target_s or inf for tier in decoding), default=inf)
+        target_s = min(target_s, self.max_step_s)
         tokens = self._pace.tokens_within(target_s)
         if tokens >= view.token_budget:
             return view.token_budget
@@ -81,7 +86,8 @@ class Deadlines:
 
     def observe(self, num_tokens: int, elapsed_s: float) -> None:
         """One step of so many tokens took so long."""
-        self._pace.observe(num_tokens, elapsed_s)
+        if self.active or self.max_step_s < inf:
+            self._pace.observe(num_tokens, elapsed_s)
 
     def take_over(self, previous: Deadlines) -> None:
         """Starts with another's idea of the worker's speed."""

@@ -21,20 +21,14 @@ class SteadyCost:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.per_sequence = (0, 0)
-        self.per_token = (0, 0)
+        self.per_sequence = [0, 0]
+        self.per_token = [0, 0]
 
     def charge(self, rate: Rate, ledger: Ledger) -> None:
         """By `rate`, for tokens as they were named to Node.decode()."""
         self.steps += 1
-        work, held = self.per_sequence
-        work_token, held_token = self.per_token
-        if ledger is Ledger.WORK:
-            self.per_sequence = (work + rate.per_sequence, held)
-            self.per_token = (work_token + rate.per_token, held_token)
-        else:
-            self.per_sequence = (work, held + rate.per_sequence)
-            self.per_token = (work_token, held_token + rate.per_token)
+        self.per_sequence[ledger] += rate.per_sequence
+        self.per_token[ledger] += rate.per_token
 
 
 class Node:
@@ -80,7 +74,7 @@ class Node:
         self._v = 0.0
         self._steady = steady
         self._settled_steps = steady.steps
-        self._settled = (steady.per_sequence, steady.per_token)
+        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
         self.decoding = 0
         self.tokens = 0
         self.last: Node | None = None
@@ -123,7 +117,7 @@ class Node:
                 self._used[ledger] += self.decoding * each + self.tokens * (steady.per_token[ledger] - tokens[ledger])
             self._v = self._lifted + max(self._used) / self.weight
         self._settled_steps = steady.steps
-        self._settled = (steady.per_sequence, steady.per_token)
+        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
 
     @property
     def last_v(self) -> float:

@@ -105,7 +105,7 @@ class NodeSpec(_message.Message):
     def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
-    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s")
+    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class TierSpec(_message.Message):
     SHAPING_FIELD_NUMBER: _ClassVar[int]
     TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    SHAPING_RULE_FIELD_NUMBER: _ClassVar[int]
     name: str
     priority: int
     weight: float
@@ -122,7 +123,18 @@ class TierSpec(_message.Message):
     shaping: str
     ttft_target_s: float
     tpot_target_s: float
-    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
+    shaping_rule: ShapingSpec
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ..., shaping_rule: _Optional[_Union[ShapingSpec, _Mapping]] = ...) -> None: ...
+
+class ShapingSpec(_message.Message):
+    __slots__ = ("prefill_share", "pause_decodes", "max_step_s")
+    PREFILL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_DECODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_share: float
+    pause_decodes: bool
+    max_step_s: float
+    def __init__(self, prefill_share: _Optional[float] = ..., pause_decodes: bool = ..., max_step_s: _Optional[float] = ...) -> None: ...
 
 class PolicyApplied(_message.Message):
     __slots__ = ("generation", "refusal")

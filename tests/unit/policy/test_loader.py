@@ -12,7 +12,17 @@ import pytest
 from fairlane.errors import ConfigError
 from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.gateway.policy.model import Node, Principal, TierPolicy
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    ShapingRule,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 ROOT = Path(__file__).parents[3]
 TODAY = datetime.date(2026, 6, 1)
@@ -101,11 +111,12 @@ def test_the_snapshot_carries_targets_and_a_plugin() -> None:
     text = """
 version: 1
 scheduler: {plugin: mine}
-tiers: {one: {priority: 1, ttft_target: 300ms, tpot_target: 50ms}}
+tiers: {one: {priority: 1, ttft_target: 300ms, tpot_target: 50ms, shaping: {prefill_share: 80%, max_step: 40ms}}}
 organisations: {a: {tiers: [one]}}
 """
     snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
-    assert (snapshot.plugin, snapshot.tiers) == ("mine", (Tier("one", 1, ttft_target_s=0.3, tpot_target_s=0.05),))
+    tier = Tier("one", 1, shaping=ShapingRule(0.8, True, 0.04), ttft_target_s=0.3, tpot_target_s=0.05)
+    assert (snapshot.plugin, snapshot.tiers) == ("mine", (tier,))
 
 
 def test_extra_principals_join_but_never_replace_the_files_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.request import RequestId
-from fairlane.scheduler.tenancy import CostName, NodeShare, Tier, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, Shaping, ShapingRule, Tier, WithinTenant, WithinTier
 from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
 
 NAN = float("nan")
@@ -53,6 +53,15 @@ def test_tiers_with_impossible_values_are_refused(name: str, value: float) -> No
     tier = pb.TierSpec(name="a", shaping="off", **{name: value})
     with pytest.raises(ProtocolError, match=name):
         snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=[tier]))
+
+
+def test_a_tier_carries_its_shaping_by_name_or_in_detail() -> None:
+    rules = [
+        pb.TierSpec(name="a", shaping="strict"),
+        pb.TierSpec(name="b", shaping_rule=pb.ShapingSpec(prefill_share=0.8, max_step_s=0.04)),
+    ]
+    snapshot = snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=rules))
+    assert [tier.shaping for tier in snapshot.tiers] == [Shaping.STRICT, ShapingRule(0.8, False, 0.04)]
 
 
 def test_a_snapshot_carries_shares_and_the_gap() -> None:
