@@ -42,7 +42,7 @@ class Rate(NamedTuple):
         return self.per_sequence + self.per_token * num_tokens
 
 
-_FREE = Rate(0, 0)
+_FREE, _DECODE = Rate(0, 0), Rate(20, 0)
 
 
 class Cost(Protocol):
@@ -77,7 +77,7 @@ class TokensCost:
     name: CostName = CostName.TOKENS
     prefill_price: int = 10
     cached_price: int = 1
-    decode_price: Rate = Rate(20, 0)
+    decode_price: Rate = _DECODE
 
     def begin_step(self, num_running: int) -> None:
         """Prices are constants."""
@@ -130,21 +130,23 @@ class RooflineCost:
         self.begin_step(1)
 
     def begin_step(self, num_running: int) -> None:
-        model, scale = self._model, self._scale
-        self._token = max(1, round(model.token * scale))
-        self._attention = max(1, round(model.attention * scale))
-        share = max(model.weights // max(1, num_running), model.token)
-        self._decode = Rate(max(1, round((model.sequence + share) * scale)), max(1, round(model.context * scale)))
+        self._num_running = num_running or 1
+        self._step_scale = self._scale  # fixed while the step is placed
 
     def chunk(self, start: int, num_tokens: int) -> int:
         pairs = num_tokens * start + num_tokens * (num_tokens - 1) // 2
-        return num_tokens * self._token + pairs * self._attention
+        return num_tokens * self._price(self._model.token) + pairs * self._price(self._model.attention)
 
     def cached(self, num_tokens: int) -> int:
-        return num_tokens * (self._token // 10)
+        return num_tokens * (self._price(self._model.token) // 10)
 
     def decode(self) -> Rate:
-        return self._decode
+        model = self._model
+        share = max(model.weights // self._num_running, model.token)
+        return Rate(self._price(model.sequence + share), self._price(model.context))
+
+    def _price(self, picoseconds: int) -> int:
+        return int(picoseconds * self._step_scale) or 1
 
     def holding(self, since_s: float, until_s: float) -> int:
         return 0

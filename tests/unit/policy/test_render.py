@@ -122,7 +122,7 @@ def test_check_lists_warnings_and_what_is_not_enforced() -> None:
     assert (code, out, [line.split(": ", 1)[0] for line in err.splitlines()]) == (
         0,
         "-: ok: 2 tiers, 2 tenants, 1 keys, 3 not enforced yet\n",
-        ["warning", "note", "note", "note", "note"],
+        ["warning", "note", "note", "note"],
     )
 
 
