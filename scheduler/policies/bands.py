@@ -221,8 +221,9 @@ class BandPolicy:
         self._tree(sequence, self._stays[sequence.request_id].risen).skip(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Who could not overtake this head must not: its band and those below, in every tree they have risen to."""
-        band = self._band[sequence.request.tier]
+        """Who could not overtake this head must not: its band and those below, in every tree they have risen to. Before a
+        relegated one all others were asked already."""
+        band = self._top_band if sequence.relegated else self._band[sequence.request.tier]
         closed = frozenset(name for name, own in self._band.items() if own <= band)
         for tree in self._trees:
             tree.close(closed)

@@ -9,6 +9,9 @@ from math import inf
 _DECAY = 0.98
 # Token counts must differ this much (variance over mean squared), or the two parts cannot be told apart.
 _SPREAD = 0.01
+# A step that takes so many times what was expected is a stall (say, a compilation) and counts as no longer than that; one that
+# takes so small a part shows that a stall was learned from, which is then forgotten.
+_STALL = 8
 
 
 class Pace:
@@ -24,6 +27,11 @@ class Pace:
         """One step of so many tokens took so long."""
         if elapsed_s <= 0 or num_tokens <= 0:
             return
+        expected_s = self.fixed_s + self.token_s * num_tokens
+        if elapsed_s * _STALL < expected_s:
+            self._weight = self._tokens = self._seconds = self._tokens2 = self._both = self.token_s = 0.0
+        elif self.token_s:  # else it may just be the first long prompt
+            elapsed_s = min(elapsed_s, expected_s * _STALL)
         self._weight = self._weight * _DECAY + 1
         self._tokens = self._tokens * _DECAY + num_tokens
         self._seconds = self._seconds * _DECAY + elapsed_s

@@ -34,3 +34,12 @@ def test_what_fits_into_a_time_takes_that_time() -> None:
     for size in (1, 1000):
         pace.observe(size, 0.005 + 25e-6 * size)
     assert pace.tokens_within(0.03) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("stall_at", [0, 5, 150])
+def test_a_stall_does_not_stay_in_mind(stall_at: int) -> None:
+    pace = Pace()
+    for number in range(200):
+        tokens = 1 + 100 * (number % 7)
+        pace.observe(tokens, 30.0 if number == stall_at else 0.005 + 25e-6 * tokens)
+    assert (pace.fixed_s, pace.token_s) == (pytest.approx(0.005, rel=0.5), pytest.approx(25e-6, rel=0.5))
