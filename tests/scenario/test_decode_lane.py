@@ -273,3 +273,27 @@ def test_fair_shares_and_minimums_are_charged_the_same_in_the_lane(policy: Tiers
     with every_step_looks():
         without = shares()
     assert with_lane == pytest.approx(without, rel=0.05, abs=40)
+
+
+def test_a_head_that_ranks_before_a_grower_gains_nothing_by_not_being_asked_for() -> None:
+    """Request 2 takes the tenant's earliest place; in the step in which 4 takes the blocks of 8, it ranks before 4."""
+    shapes = [
+        (1, 1, 1, 0.0, 0), (2, 1, 1, 0.315625, 1), (3, 1, 19, 0.0, 0), (4, 7, 19, 0.1, 0), (5, 47, 4, 0.1, 0), (6, 1, 1, 0.0, 0),
+        (7, 1, 1, 0.0, 0), (8, 23, 4, 0.3, 0), (9, 44, 32, 0.0, 0), (10, 1, 1, 0.0, 0), (11, 1, 1, 0.0, 0),
+    ]  # fmt: skip
+    asked = [
+        request(number, "gold", prompt=prompt, max_tokens=tokens, arrival_s=arrival_s, order=order, tenant="a/x")
+        for number, prompt, tokens, arrival_s, order in shapes
+    ]
+
+    def run() -> list[set[tuple[int, int]]]:
+        driver = world(
+            policy=TiersPolicy.FCFS, tiers=PLAIN_TIERS, within_tenant=WithinTenant.DEADLINE, num_blocks=17, block_size=8,
+            budget=16, max_num_seqs=3, max_resident=3, prefix_caching=False, step_time=StepTime(fixed_s=0.01), check=False,
+        )  # fmt: skip
+        return steps_of(driver, asked, {})
+
+    with_lane = run()
+    with every_step_looks():
+        without = run()
+    assert with_lane == without
