@@ -46,6 +46,8 @@ class WorkerCollector(Collector):
     @staticmethod
     def _of_engine(facts: WorkerFacts, pong: worker_pb2.Pong) -> Iterator[Metric]:
         yield GaugeMetricFamily("fairlane_worker_epoch", "Times the worker process has been started.", value=facts.epoch)
+        fault = "1 if FCFS runs at the worker because the policy in force misbehaved."
+        yield GaugeMetricFamily("fairlane_worker_policy_replaced", fault, value=float(bool(pong.policy_fault)))
         yield CounterMetricFamily("fairlane_worker_steps", "Engine steps since the worker's start.", value=pong.step_id)
         yield CounterMetricFamily("fairlane_worker_preemptions", "Evictions since the worker's start.", value=pong.preemptions)
         swaps = CounterMetricFamily("fairlane_worker_swaps", "Sequences moved to host memory and back.", labels=("direction",))

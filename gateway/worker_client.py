@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -20,7 +20,7 @@ from fairlane.gateway.liveness import Liveness
 from fairlane.gateway.worker_facts import WorkerFacts
 from fairlane.protos.fairlane.v1 import explain_pb2, worker_pb2_grpc
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.scheduler.tenancy import PolicySnapshot
+from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule
 
 logger = logging.getLogger("fairlane.gateway.worker")
 
@@ -397,15 +397,22 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         tiers_policy=snapshot.tiers_policy.value,
         within_tier=snapshot.within_tier.value,
         preempt_gap_ms=snapshot.preempt_gap_ms,
+        cost=snapshot.cost.value,
+        within_tenant=snapshot.within_tenant.value,
+        plugin=snapshot.plugin,
     )
     for tier in snapshot.tiers:
+        rule = tier.shaping if isinstance(tier.shaping, ShapingRule) else None
         message.tiers.add(
             name=tier.name,
             priority=tier.priority,
             weight=tier.weight,
             min_share=tier.min_share,
             patience_s=tier.patience_s,
-            shaping=tier.shaping.value,
+            shaping=tier.shaping.value if isinstance(tier.shaping, Shaping) else "",
+            shaping_rule=None if rule is None else pb.ShapingSpec(**asdict(rule)),
+            ttft_target_s=tier.ttft_target_s,
+            tpot_target_s=tier.tpot_target_s,
         )
     for node in snapshot.nodes:
         message.nodes.add(

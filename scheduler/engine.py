@@ -18,7 +18,7 @@ from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.output import ScheduleOutput
-from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
@@ -156,12 +156,17 @@ class Engine:
             return f"generation {snapshot.generation} is older than {current.generation}"
         if current is not None and (snapshot.generation, snapshot.sha256) == (current.generation, current.sha256):
             return ""  # a gateway that reconnected
-        self._tier_names = frozenset(tier.name for tier in snapshot.tiers)
-        orphaned = self._scheduler.live_tiers() - self._tier_names
+        tier_names = frozenset(tier.name for tier in snapshot.tiers)
+        orphaned = self._scheduler.live_tiers() - tier_names
         if current is not None and orphaned:  # a tier that was removed lives on for the work it admitted
             kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
-        self._scheduler.apply_policy(make_policy(snapshot, self._scheduler.policy), snapshot.generation)
+        try:
+            policy = make_policy(snapshot, self._scheduler.policy)
+        except PolicyUnavailable as error:
+            return str(error)
+        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost)
+        self._tier_names = tier_names
         self._snapshot = snapshot
         return ""
 

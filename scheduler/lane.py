@@ -9,14 +9,15 @@ told. Who may be here, and whether a step may place them all, is the step's pass
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from fairlane.blockmgr.lockstep import Lockstep
 from fairlane.blockmgr.manager import BlockManager
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.policies.base import Policy, Rank
-from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
+from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
 
 
 class DecodeLane:
@@ -37,6 +38,10 @@ class DecodeLane:
         self._ends: dict[int, list[Sequence]] = {}
         self._done: list[Sequence] = []
         self._placed = 0
+        self._each = [0, 0]  # charged so far, by ledger: every member, and per token of its offset
+        self._per_token = [0, 0]
+        self._since: dict[RequestId, tuple[list[int], list[int]]] = {}  # what that was when it joined
+        self._offsets = 0  # of members' contexts against the number of the step, which grows with them; together
         self._columns: list[list[int]] = []
         self._stop_sets: Counter[frozenset[int]] = Counter()
 
@@ -59,8 +64,14 @@ class DecodeLane:
         if steady:
             self._bound_rank(steady, policy)
             self._join(steady)
-            for payer, count in Counter(sequence.payer for sequence in steady).items():
-                policy.on_decoding(payer, count)
+            offsets: dict[Payer, list[int]] = defaultdict(list)
+            for sequence in steady:
+                offset = sequence.num_computed_tokens - self._step
+                self._offsets += offset
+                self._since[sequence.request_id] = (self._each.copy(), self._per_token.copy())
+                offsets[sequence.payer].append(offset)
+            for payer, of_payer in offsets.items():
+                policy.on_decoding(payer, len(of_payer), sum(of_payer))
 
     def let_go(self, policy: Policy) -> None:
         """Takes out those that need no further step."""
@@ -94,6 +105,7 @@ class DecodeLane:
         if not leaving:
             return
         self.settle()
+        offsets: dict[Payer, list[int]] = defaultdict(list)
         for sequence in leaving:
             ends = self._ends.get(sequence.steady_until)
             if ends is not None:  # None: it has been placed for the last time
@@ -103,8 +115,15 @@ class DecodeLane:
             sequence.steady_until = 0
             self._growth.leave(sequence.request_id)
             self._stop_sets[sequence.request.stop_token_ids] -= 1
-        for payer, count in Counter(sequence.payer for sequence in leaving).items():
-            policy.on_decoding(payer, -count)
+            offset = sequence.num_computed_tokens - self._step
+            self._offsets -= offset
+            each, per_token = self._since.pop(sequence.request_id)
+            for ledger in Ledger:
+                owed = self._each[ledger] - each[ledger] + offset * (self._per_token[ledger] - per_token[ledger])
+                sequence.charged[ledger] += owed
+            offsets[sequence.payer].append(offset)
+        for payer, of_payer in offsets.items():
+            policy.on_decoding(payer, -len(of_payer), -sum(of_payer))
         self._set_members([sequence for sequence in self.members if sequence.steady_until])
 
     def _set_members(self, members: list[Sequence]) -> None:
@@ -127,6 +146,14 @@ class DecodeLane:
     def num_new_blocks(self) -> int:
         """Free blocks that place() would use up now."""
         return self._growth.num_new_blocks()
+
+    def charge(self, policy: Policy, rate: Rate, ledger: Ledger) -> int:
+        """Charges every member by the tokens it has computed. Returns the sum."""
+        base = Rate(rate.of(self._step), rate.per_token)
+        policy.on_steady_step(base, ledger)
+        self._each[ledger] += base.per_sequence
+        self._per_token[ledger] += base.per_token
+        return base.per_sequence * len(self.members) + base.per_token * self._offsets
 
     def place(self) -> tuple[list[int], list[list[int]]]:
         """Every member computes its one token. Returns the slots that grew and their new blocks by group, as Lockstep.advance.
@@ -181,6 +208,8 @@ class DecodeLane:
         due = {sequence: step for step, ending in self._ends.items() for sequence in ending}
         if due != {sequence: sequence.steady_until for sequence in self.members if sequence.steady_until > self._step}:
             raise RuntimeError("the decode lane's calendar is not its members'")
+        if self._offsets != sum(sequence.num_computed_tokens - self._step for sequence in self.members):
+            raise RuntimeError("the decode lane charges for other contexts than its members have")
         for sequence in self.members:
             left = sequence.request.max_tokens - sequence.num_output_tokens - sequence.num_in_flight
             if sequence.num_pending_tokens != 1 or left != sequence.steady_until - self._step:

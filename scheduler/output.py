@@ -74,7 +74,8 @@ class ScheduleOutput:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.scheduled) + len(self.decode_slots)
+        placed = sum(entry.num_tokens for entry in self.scheduled) if self.scheduled else 0
+        return placed + len(self.decode_slots)
 
     def to_plain(self) -> dict[str, Any]:
         """Only dicts, lists, strings and numbers (msgpack- and JSON-safe)."""

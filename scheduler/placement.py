@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from fairlane.blockmgr.manager import BlockManager, Growth
-from fairlane.scheduler.cost import TokensCost
+from fairlane.scheduler.cost import Cost, Ledger
 from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Payer, SamplingParams, Sequence
@@ -17,7 +17,7 @@ _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 class Placement:
     """Entry i of the output belongs to sequences[i]; cost: of all that was charged, in cost units."""
 
-    def __init__(self, policy: Policy, blocks: BlockManager, prices: TokensCost) -> None:
+    def __init__(self, policy: Policy, blocks: BlockManager, prices: Cost) -> None:
         self.sequences: list[Sequence] = []
         self.cost = 0
         self._policy = policy
@@ -38,7 +38,7 @@ class Placement:
         tables = [self._blocks.block_table(sequence.request_id, group) for group in range(len(self._blocks.groups))]
         values = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS}
         self._new.append(NewSequence(sequence.held_slot, list(sequence.token_ids), sequence.num_prompt_tokens, tables, values))
-        self._charge(sequence.payer, self._prices.chunk(0, num_cached_tokens))
+        self._charge(sequence, sequence.payer, self._prices.cached(num_cached_tokens))
 
     def grow(self, sequence: Sequence, growth: Growth) -> None:
         """Its block tables have changed."""
@@ -60,18 +60,20 @@ class Placement:
         if is_chunk:
             self._charge_chunk(sequence, start, num_tokens)
         else:
-            self._charge(sequence.payer, self._prices.decodes(1))
+            self._charge(sequence, sequence.payer, self._prices.decode().of(start))
         return is_chunk
 
     def _charge_chunk(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Recompute goes on the account of whoever evicted it, new work on its own."""
         recomputed = min(num_tokens, max(0, sequence.recompute_until - start))
         if recomputed and sequence.evicted_by is not None:
-            self._charge(sequence.evicted_by, self._prices.chunk(recomputed, 0))
-            num_tokens -= recomputed
+            self._charge(sequence, sequence.evicted_by, self._prices.chunk(start, recomputed))
+            start, num_tokens = start + recomputed, num_tokens - recomputed
         if num_tokens:
-            self._charge(sequence.payer, self._prices.chunk(num_tokens, 0))
+            self._charge(sequence, sequence.payer, self._prices.chunk(start, num_tokens))
 
-    def _charge(self, payer: Payer, cost: int) -> None:
+    def _charge(self, sequence: Sequence, payer: Payer, cost: int) -> None:
         self.cost += cost
-        self._policy.on_charge(payer, cost)
+        if payer == sequence.payer:
+            sequence.charged[Ledger.WORK] += cost
+        self._policy.on_charge(payer, cost, Ledger.WORK)

@@ -108,7 +108,9 @@ class Sequence:
     __slots__ = (
         "arrival_index",
         "chain",
+        "charged",
         "evicted_by",
+        "latest_start_s",
         "lease_until_tokens",
         "num_cached_tokens",
         "num_chunks",
@@ -124,6 +126,7 @@ class Sequence:
         "queue_s",
         "queued_at_s",
         "recompute_until",
+        "relegated",
         "request",
         "slot",
         "stall_announced",
@@ -156,8 +159,11 @@ class Sequence:
         self.num_evictions = 0  # for rank; num_preemptions counts those for lack of blocks too
         self.recompute_until = 0  # tokens it had computed when it was evicted; up to there it costs evicted_by
         self.evicted_by: Payer | None = None
+        self.charged = [0, 0]  # to its own payer, by cost.Ledger; while it is in the DecodeLane, in arrears
         self.lease_until_tokens = 0  # safe from priority eviction until num_computed_tokens gets there
         self.queued_at_s = request.arrival_s  # of its last entry into the waiting queue
+        self.latest_start_s = 0.0  # of the first step with DEADLINE, while it waits; 0 without
+        self.relegated = False  # it could not start in time: best effort from then on
         self.queue_s = 0.0  # arrival to first placement
         self.started = False
         self.stalled_since_s: float | None = None  # paused or evicted since

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
-    swapped: whom it swaps out; its cost in cost units."""
+    swapped: whom it swaps out; work_cost: what was charged for it; held_cost: for the time before it."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
     lane: list[Sequence]
     swapped: list[Sequence]
-    cost: int
+    work_cost: int
+    held_cost: int
 
 
 def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -> None:

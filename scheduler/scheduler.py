@@ -14,19 +14,25 @@ from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
 from fairlane.scheduler.census import Census, largest
-from fairlane.scheduler.cost import TokensCost
+from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
+from fairlane.scheduler.holding import Holding
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
+from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
+from fairlane.scheduler.tenancy import CostName
+
+# Reasons for which a request fails through no doing of its own: nobody pays for it.
+OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class SchedulerStats:
     swaps_in: int
     host_blocks_used: int
     policy_generation: int
+    policy_fault: str
     running_by_tier: Mapping[str, int]
     waiting_by_tier: Mapping[str, int]
     running_by_node: Mapping[str, int]
@@ -99,7 +106,8 @@ class Scheduler:
         self.lane = DecodeLane(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens)
         self.settlement: Settlement | None = None
-        self.cost = TokensCost()
+        self.cost: Cost = TokensCost()
+        self.holding = Holding(clock.now())
         self.census = Census()
         self.decisions = DecisionLog()
         self.num_preemptions = 0
@@ -169,6 +177,8 @@ class Scheduler:
         else:
             self._leave(sequence)
             self.blocks.free(sequence.request_id)
+        if error[0] in OUR_FAULTS:
+            self._refund(sequence)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -176,6 +186,12 @@ class Scheduler:
         self.delta(sequence).ended = Ended(
             reason, stop_token_id, *error, sequence.num_preemptions, sequence.num_recomputed_tokens, sequence.queue_s
         )
+
+    def _refund(self, sequence: Sequence) -> None:
+        """All that its payer was charged for it. What others were charged for its recompute stays: they had gained by that."""
+        for ledger in Ledger:
+            if sequence.charged[ledger]:
+                self.policy.on_charge(sequence.payer, -sequence.charged[ledger], ledger)
 
     def _unsettle_unless_only_a_slot_helps(self) -> None:
         if self.settlement is not None and not self.settlement.only_a_slot_helps:
@@ -185,6 +201,7 @@ class Scheduler:
         """A running sequence gives back everything but its blocks."""
         self.settlement = None
         self.lane.leave([sequence], self.policy)
+        self.holding.leave(sequence, self.policy, self.cost, self._clock.now())
         self.commit(sequence)
         self.policy.on_release(sequence)
         self.census.runs(sequence, -1)
@@ -224,8 +241,10 @@ class Scheduler:
         """
         if not self._sequences:
             return None
-        self.lane.change(self.policy)
         now_s = self._clock.now()
+        self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
+        self.lane.change(self.policy)
+        self.cost.begin_step(len(self.running))
         if self._is_steady(now_s):
             self.policy.skip_step(now_s)
             return self._launch(None)
@@ -263,14 +282,13 @@ class Scheduler:
         if with_lane:
             members = self.lane.members
             output.decode_slots = self.lane.slots
+            cost += self.lane.charge(self.policy, self.cost.decode(), Ledger.WORK)
             output.grown_slots, output.grown_blocks = self.lane.place()
-            self.policy.on_steady_step(self.cost.decodes(1))
-            cost += self.cost.decodes(len(members))
             if self.lane.has_done:  # the next step has a seat more, even if their last tokens are still out
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost))
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost, self.holding.charged))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -279,7 +297,9 @@ class Scheduler:
         Tokens of a sequence that has ended since are dropped; those of one that was evicted since are kept.
         """
         step = self._pop_launched(result.step_id)
-        self.policy.on_step_time(step.cost, result.elapsed_s)
+        self.cost.observe(step.work_cost, result.elapsed_s)
+        num_tokens = step.output.num_scheduled_tokens
+        self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
         take_results(self, step, result)
 
     def fail_step(self, step_id: int, message: str) -> None:
@@ -307,8 +327,11 @@ class Scheduler:
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
-    def apply_policy(self, policy: Policy, generation: int) -> None:
-        """Swaps the policy between two steps; waiting sequences keep their arrival, nothing is lost."""
+    def apply_policy(self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS) -> None:
+        """Swaps the policy, and what it charges, between two steps; waiting sequences keep their arrival, nothing is lost."""
+        self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
+        if cost is not self.cost.name:
+            self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
         self.lane.leave(self.lane.members, self.policy)
         self.settlement = None
         for sequence in sorted(self._sequences.values(), key=lambda sequence: sequence.place):
@@ -384,6 +407,7 @@ class Scheduler:
             swaps_in=self.swaps.num_in,
             host_blocks_used=self.blocks.host.num_used_blocks,
             policy_generation=self.policy_generation,
+            policy_fault=self.policy.fault if isinstance(self.policy, GuardedPolicy) else "",
             running_by_tier=self.census.running_by_tier.copy(),
             waiting_by_tier=self.census.waiting_by_tier.copy(),
             running_by_node=self.census.running_by_node.largest(),

@@ -44,8 +44,8 @@ class Settlement:
         )
         drifts = policy.leads_evict or (policy.ranks_change and rank_counts)
         steps = min(shortest_lease, RECHECK_STEPS) if drifts else shortest_lease
-        # Ageing brings others to the front, but gives no right to evict: without a slot it changes nothing.
-        return cls(shortage, step_id + steps, policy.next_change_s() if shortage is Shortage.ROOM else inf)
+        # Ageing and missed deadlines bring others to the front: without a slot, and without a right to evict, it changes nothing.
+        return cls(shortage, step_id + steps, policy.next_change_s() if rank_counts else inf)
 
     def holds(self, step_id: int, now_s: float) -> bool:
         """Whether the step after step_id need not ask."""

@@ -12,6 +12,7 @@ places in the order; those that may have to pause do so as soon as there is a re
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
+        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
@@ -100,6 +102,9 @@ class StepPass:
             if self._look_again:
                 self._look_again = False
                 head, head_rank = self._peek(), None
+                while head is not None and policy.rank(head) < self._known_before:
+                    self._pass_over(head)
+                    head = self._peek()
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -204,11 +209,7 @@ class StepPass:
         self._decodes_ahead = len(may_decode) - self._pausable_decodes
 
     def _view(self) -> BatchView:
-        prefilling: dict[str, int] = {}
-        for sequence in self._order:
-            if sequence.num_pending_tokens > 1:
-                tier = sequence.request.tier
-                prefilling[tier] = prefilling.get(tier, 0) + 1
+        prefilling = Counter(sequence.request.tier for sequence in self._order if sequence.num_pending_tokens > 1)
         return BatchView(self._limits.max_num_batched_tokens, self._scheduler.running.by_tier, prefilling)
 
     # -- running sequences ---------------------------------------------------------------------------------------------
@@ -423,6 +424,8 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
+        if self._known is not None:
+            self._known_before = self._policy.rank(gainer)
         self._forget_known()
         for victim in victims:
             self._evicted.add(victim)

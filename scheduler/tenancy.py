@@ -22,6 +22,22 @@ class WithinTier(Enum):
     FAIR = "fair"
 
 
+class WithinTenant(Enum):
+    """What orders one tenant's own requests: arrival, or the latest time at which each must start."""
+
+    FCFS = "fcfs"
+    DEADLINE = "deadline"
+
+
+class CostName(Enum):
+    """What shares are shares of (cost.py)."""
+
+    TOKENS = "tokens"
+    ROOFLINE = "roofline"
+    KV_TIME = "kv_time"
+    DRF = "drf"
+
+
 class Shaping(Enum):
     """How much a tier is protected inside the step from lower tiers (semantics: `shaping`)."""
 
@@ -32,6 +48,17 @@ class Shaping(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ShapingRule:
+    """The same in detail. prefill_share: part of the step's tokens that lower tiers' prefill may use while the tier is there.
+    pause_decodes: lower tiers' decodes pause while it prefills. max_step_s: the longest a step may take, whoever is there.
+    """
+
+    prefill_share: float = 1.0
+    pause_decodes: bool = True
+    max_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     """One service tier.
 
@@ -39,6 +66,7 @@ class Tier:
     weight: share among tiers of one band (used by FAIR).
     min_share: part of the worker's cost in [0, 1) a backlogged tier gets over any 10 s, whatever higher bands want.
     patience_s: a waiting request ranks one band higher after each patience waited; None: never.
+    ttft_target_s, tpot_target_s: time to the first token and per further token that DEADLINE aims at; None: any.
     """
 
     name: str
@@ -46,7 +74,9 @@ class Tier:
     weight: float = 1.0
     min_share: float = 0.0
     patience_s: float | None = None
-    shaping: Shaping = Shaping.OFF
+    shaping: Shaping | ShapingRule = Shaping.OFF
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +101,8 @@ class PolicySnapshot:
     """What the engine schedules by. Applied whole, between two steps.
 
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
-    None: FAIR does not preempt.
+    None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
+    instead of tiers_policy, within_tier and within_tenant.
     """
 
     generation: int
@@ -81,6 +112,9 @@ class PolicySnapshot:
     within_tier: WithinTier = WithinTier.FCFS
     nodes: tuple[NodeShare, ...] = ()
     preempt_gap_ms: float | None = None
+    cost: CostName = CostName.TOKENS
+    within_tenant: WithinTenant = WithinTenant.FCFS
+    plugin: str = ""
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

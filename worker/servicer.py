@@ -108,6 +108,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             fragmentation_rate=stats.fragmentation_rate,
             preemptions=stats.preemptions,
             policy_generation=stats.policy_generation,
+            policy_fault=stats.policy_fault,
             recomputed_tokens=stats.recomputed_tokens,
             swaps_out=stats.swaps_out,
             swaps_in=stats.swaps_in,

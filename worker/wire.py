@@ -9,7 +9,17 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.events import Delta
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    ShapingRule,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 _LONGEST_S = 366 * 86400.0
 
@@ -84,6 +94,9 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         within_tier=_enum(WithinTier, wire.within_tier or WithinTier.FCFS.value),
         nodes=tuple(_node_from_wire(node) for node in wire.nodes),
         preempt_gap_ms=_in_range("preempt_gap_ms", wire.preempt_gap_ms, 0, 1e9) if wire.HasField("preempt_gap_ms") else None,
+        cost=_enum(CostName, wire.cost or CostName.TOKENS.value),
+        within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
+        plugin=wire.plugin,
     )
 
 
@@ -94,8 +107,15 @@ def _tier_from_wire(tier: pb.TierSpec) -> Tier:
         weight=_weight(tier.weight),
         min_share=_in_range("min_share", tier.min_share, 0, 1),
         patience_s=_in_range("patience_s", tier.patience_s, 0, _LONGEST_S) if tier.HasField("patience_s") else None,
-        shaping=_enum(Shaping, tier.shaping),
+        shaping=_rule(tier.shaping_rule) if tier.HasField("shaping_rule") else _enum(Shaping, tier.shaping),
+        ttft_target_s=_in_range("ttft_target_s", tier.ttft_target_s, 0, _LONGEST_S) if tier.HasField("ttft_target_s") else None,
+        tpot_target_s=_in_range("tpot_target_s", tier.tpot_target_s, 0, _LONGEST_S) if tier.HasField("tpot_target_s") else None,
     )
+
+
+def _rule(wire: pb.ShapingSpec) -> ShapingRule:
+    max_step_s = _in_range("max_step_s", wire.max_step_s, 0, _LONGEST_S) if wire.HasField("max_step_s") else None
+    return ShapingRule(_in_range("prefill_share", wire.prefill_share, 0, 1), wire.pause_decodes, max_step_s)
 
 
 def _node_from_wire(node: pb.NodeSpec) -> NodeShare:
@@ -120,7 +140,7 @@ def _in_range(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier)
+_E = TypeVar("_E", CacheMode, TiersPolicy, Shaping, WithinTier, CostName, WithinTenant)
 
 
 def _enum(kind: type[_E], value: str) -> _E:

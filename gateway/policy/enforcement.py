@@ -9,9 +9,9 @@ from fairlane.config.schema import field_at
 from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Found, entries, limited
-from fairlane.gateway.policy.schema import CostName, PolicyFile, ShapingPart, WithinTenant
+from fairlane.gateway.policy.schema import PolicyFile
 from fairlane.gateway.policy.shares import is_only_child
-from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import TiersPolicy, WithinTenant, WithinTier
 
 NOT_ENFORCED = "is not enforced yet"
 
@@ -23,39 +23,19 @@ def not_enforced(located: Located[PolicyFile]) -> list[Found]:
         field = field_at(PolicyFile, where)
         if field is not None and not field.doc.enforced:
             found.append((where, NOT_ENFORCED))
-    return [*found, *_values(located)]
-
-
-def _values(located: Located[PolicyFile]) -> Iterator[Found]:
-    """Keys that are enforced with some of their values only."""
-    scheduler = located.value.scheduler
-    if scheduler.within_tenant is not WithinTenant.FCFS:
-        yield ("scheduler", "within_tenant"), f"{scheduler.within_tenant.value} {NOT_ENFORCED}: until then fcfs holds"
-    if scheduler.cost is not CostName.TOKENS:
-        yield ("scheduler", "cost"), f"{scheduler.cost.value} {NOT_ENFORCED}: until then tokens holds"
-    for name, tier in located.value.tiers.items():
-        if isinstance(tier.shaping, ShapingPart):
-            nearest = preset(tier.shaping).value
-            yield ("tiers", name, "shaping"), f"in detail {NOT_ENFORCED}: until then {nearest}, the nearest, holds"
-
-
-def preset(shaping: Shaping | ShapingPart) -> Shaping:
-    """The shaping that the scheduler has and that protects most like it."""
-    if isinstance(shaping, Shaping):
-        return shaping
-    if shaping.prefill_share > 0.75:
-        return Shaping.GENTLE if shaping.pause_decodes else Shaping.OFF
-    return Shaping.BALANCED if shaping.prefill_share > 0.375 else Shaping.STRICT
+    return found
 
 
 def without_effect(located: Located[PolicyFile]) -> list[Found]:
     """A warning for each key that the rest of the file leaves nothing to decide."""
-    return [*_tier_keys(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
+    return [*_tier_keys(located), *_targets(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
 
 
 def _is_fair(file: PolicyFile) -> bool:
-    """Whether anything is shared by weight."""
+    """Whether anything may be shared by weight."""
     tiers, within = file.scheduler.tiers, file.scheduler.within_tier
+    if file.scheduler.plugin is not None:  # who knows
+        return True
     return tiers is TiersPolicy.FAIR or (tiers is TiersPolicy.VIP and within is WithinTier.FAIR)
 
 
@@ -70,6 +50,8 @@ _WITHOUT_FAIR = "has no effect without fair shares: scheduler.within_tier fair, 
 
 def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     policy = located.value.scheduler.tiers
+    if located.value.scheduler.plugin is not None:
+        return
     for name in located.value.tiers:
         for key in _IDLE_TIER_KEYS[policy]:
             if _written(located, "tiers", name, key):
@@ -78,6 +60,15 @@ def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
         for entry in entries(located.value):
             if _written(located, *entry.where, "min"):
                 yield (*entry.where, "min"), "has no effect with scheduler.tiers fcfs"
+
+
+def _targets(located: Located[PolicyFile]) -> Iterator[Found]:
+    scheduler = located.value.scheduler
+    if scheduler.plugin is None and scheduler.within_tenant is WithinTenant.FCFS:
+        for name in located.value.tiers:
+            for key in ("ttft_target", "tpot_target"):
+                if _written(located, "tiers", name, key):
+                    yield ("tiers", name, key), "has no effect without scheduler.within_tenant deadline"
 
 
 def _weights(located: Located[PolicyFile]) -> Iterator[Found]:
@@ -105,6 +96,11 @@ def _shares_its_band(name: str, file: PolicyFile) -> bool:
 
 def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
+    if scheduler.plugin is not None:
+        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms"):
+            if _written(located, "scheduler", key):
+                yield ("scheduler", key), "has no effect with scheduler.plugin"
+        return
     if _written(located, "scheduler", "preempt_gap_ms") and not _is_fair(located.value):
         yield ("scheduler", "preempt_gap_ms"), _WITHOUT_FAIR
     decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)

@@ -14,8 +14,17 @@ from fairlane.errors import ConfigError
 from fairlane.gateway.policy import checks, enforcement, references, shares
 from fairlane.gateway.policy.effective import RequestLimits
 from fairlane.gateway.policy.model import MemberTemplate, Node, Policy, Principal, TierPolicy
-from fairlane.gateway.policy.schema import KeyPart, MembersPart, NodePart, OrganisationPart, PolicyFile, TenantPart, TierPart
-from fairlane.scheduler.tenancy import Tier
+from fairlane.gateway.policy.schema import (
+    KeyPart,
+    MembersPart,
+    NodePart,
+    OrganisationPart,
+    PolicyFile,
+    ShapingPart,
+    TenantPart,
+    TierPart,
+)
+from fairlane.scheduler.tenancy import Shaping, ShapingRule, Tier
 
 
 def load_policy_file(path: str | Path, today: datetime.date | None = None) -> Policy:
@@ -78,6 +87,9 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         warnings=warnings,
         within_tier=file.scheduler.within_tier,
         preempt_gap_ms=file.scheduler.preempt_gap_ms,
+        cost=file.scheduler.cost,
+        within_tenant=file.scheduler.within_tenant,
+        plugin=file.scheduler.plugin or "",
         defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
         not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
         source=located,
@@ -85,8 +97,13 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
 
 
 def _tier(name: str, part: TierPart) -> TierPolicy:
-    tier = Tier(name, part.priority, part.weight, part.min, part.patience, enforcement.preset(part.shaping))
+    targets = part.ttft_target, part.tpot_target
+    tier = Tier(name, part.priority, part.weight, part.min, part.patience, _shaping(part.shaping), *targets)
     return TierPolicy(tier, part.max_output_tokens, part.max_duration, part.max_wait, part.max_queue)
+
+
+def _shaping(part: Shaping | ShapingPart) -> Shaping | ShapingRule:
+    return part if isinstance(part, Shaping) else ShapingRule(part.prefill_share, part.pause_decodes, part.max_step)
 
 
 def _organisation(path: str, part: OrganisationPart) -> Node:

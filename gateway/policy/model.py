@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fairlane.gateway.policy.effective import MEMBER_DOMAIN, Cap, Effective, Level, RequestLimits, binding, for_member
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTenant, WithinTier
 
 if TYPE_CHECKING:
     from fairlane.config.strict import Located
@@ -119,6 +119,9 @@ class Policy:
     warnings: tuple[str, ...] = ()
     within_tier: WithinTier = WithinTier.FCFS
     preempt_gap_ms: float | None = None
+    cost: CostName = CostName.TOKENS
+    within_tenant: WithinTenant = WithinTenant.FCFS
+    plugin: str = ""
     defaults: RequestLimits = _NO_LIMITS
     not_enforced: tuple[str, ...] = ()
     source: Located[PolicyFile] | None = field(default=None, repr=False, compare=False)
@@ -183,6 +186,9 @@ class Policy:
             self.within_tier,
             tuple(_share(node) for node in self.nodes.values()),
             self.preempt_gap_ms,
+            self.cost,
+            self.within_tenant,
+            self.plugin,
         )
 
     def with_principals(self, extra: Mapping[str, Principal]) -> Policy:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Annotated
 
 from fairlane.config.fields import Amount, Bounds, Count, Doc, Duration, Percent, ShareOrCount, Text, planned
-from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, Shaping, TiersPolicy, WithinTenant, WithinTier
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 Name = Annotated[str, Text(_NAME, "a name of up to 63 letters, digits, - and _")]
@@ -36,22 +36,6 @@ MaxDuration = Annotated[float, Duration(0.1)]
 MaxWait = Annotated[float, Duration(0.001)]
 
 
-class WithinTenant(Enum):
-    """What orders one tenant's own requests."""
-
-    FCFS = "fcfs"
-    DEADLINE = "deadline"
-
-
-class CostName(Enum):
-    """What a share is a share of."""
-
-    TOKENS = "tokens"
-    ROOFLINE = "roofline"
-    KV_TIME = "kv_time"
-    DRF = "drf"
-
-
 class Period(Enum):
     DAY = "day"
     MONTH = "month"
@@ -75,6 +59,9 @@ class SchedulerPart:
     )
     within_tenant: Annotated[WithinTenant, Doc("What orders one tenant's own requests.")] = WithinTenant.FCFS
     cost: Annotated[CostName, Doc("What shares are shares of.")] = CostName.TOKENS
+    plugin: Annotated[
+        Name | None, Doc("A policy installed at the worker, in place of tiers, within_tier and within_tenant. Default: none.")
+    ] = None
     preempt_gap_ms: Annotated[
         float | None, Bounds(0, 3_600_000), Doc("How far behind, in ms of worker time, lets fair shares evict. Default: never.")
     ] = None
@@ -105,8 +92,8 @@ class TierPart(RequestLimits):
     patience: Annotated[MaxWait | None, Doc("After waiting this long, and again, a request ranks one band higher.")] = None
     shaping: Annotated[Shaping | ShapingPart, Doc("How a running request is protected from lower tiers' prompts.")] = Shaping.OFF
     max_queue: Annotated[Requests | None, Doc("The most waiting requests of this tier, over all tenants.")] = None
-    ttft_target: Annotated[float | None, Duration(0.001), planned("Aimed-at time to the first token.")] = None
-    tpot_target: Annotated[float | None, Duration(0.001), planned("Aimed-at time per further token.")] = None
+    ttft_target: Annotated[float | None, Duration(0.001), Doc("Aimed-at time to the first token.")] = None
+    tpot_target: Annotated[float | None, Duration(0.001), Doc("Aimed-at time per further token.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

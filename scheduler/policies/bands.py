@@ -1,5 +1,6 @@
-"""What all policies here share: bands of waiting trees, ageing, minimum shares, running caps, and the rank that follows from
-them. A policy says which band a tier is in and how a step is shaped (fcfs.py, vip.py, fair.py)."""
+"""What all policies here share: bands of waiting trees (and one below them for those that missed their deadline), ageing,
+minimum shares, running caps, and the rank that follows from them. A policy says which band a tier is in and how a step is shaped
+(fcfs.py, vip.py, fair.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
 from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
 from fairlane.scheduler.policies.wait_tree import WaitTree
@@ -46,12 +49,20 @@ class BandPolicy:
         lease_tokens: int = 256,
     ) -> None:
         shares = {node.path: node for node in snapshot.nodes}
+        self._deadlines = Deadlines(snapshot.within_tenant, snapshot.tiers)
+        if self._deadlines.active:
+            band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
+        if self._deadlines.active:  # below all bands: by arrival, who could not start in time
+            self._trees[0] = WaitTree(WithinTier.FCFS, self._tiers, shares, self._caps, by_tier=by_tier)
+        self._ranked = self._trees[1:] if self._deadlines.active else self._trees
+        self._lowest_priority = min(tier.priority for tier in snapshot.tiers)
         self._lease_tokens = lease_tokens
+        self._cost = snapshot.cost
         self._fair = within is WithinTier.FAIR
         self._stays: dict[RequestId, Stay] = {}
         self._promotions: list[tuple[float, int, RequestId]] = []
@@ -66,6 +77,7 @@ class BandPolicy:
 
     def begin_step(self, now_s: float) -> None:
         self._min.advance(now_s)
+        self._relegate(now_s)
         while self._promotions and self._promotions[0][0] <= now_s:
             due_s, ticket, request_id = heappop(self._promotions)
             stay = self._stays.get(request_id)
@@ -73,8 +85,18 @@ class BandPolicy:
                 self._tree(stay.sequence, stay.risen).remove(stay.sequence)
                 self._enter(stay.sequence, stay.risen + 1, due_s)
 
+    def _relegate(self, now_s: float) -> None:
+        for sequence, since_s in self._deadlines.missed(now_s, self._stays.keys()):
+            self._tree(sequence, self._stays[sequence.request_id].risen).remove(sequence)
+            sequence.relegated = True
+            self._enter(sequence, self._lowest(sequence), since_s)
+
+    def _lowest(self, sequence: Sequence) -> int:
+        """How far it has risen before any patience: below all bands, if it was relegated."""
+        return -self._band[sequence.request.tier] if sequence.relegated else 0
+
     def next_change_s(self) -> float:
-        return self._promotions[0][0] if self._promotions else inf
+        return min(self._promotions[0][0] if self._promotions else inf, self._deadlines.next_miss_s())
 
     def _enter(self, sequence: Sequence, risen: int, since_s: float) -> None:
         tier = self._tiers[sequence.request.tier]
@@ -99,12 +121,12 @@ class BandPolicy:
     # -- the step's shape ----------------------------------------------------------------------------------------------
 
     def plan(self, view: BatchView) -> StepPlan:
-        """No shaping."""
+        """No shaping but for deadlines."""
         if self._min.guarantees:
             passing = bool(view.prefilling) or self._min.has_unserved
             self._set_backlogged(view.prefilling)
             self._backlog_changed = passing
-        return StepPlan(token_budget=view.token_budget)
+        return StepPlan(token_budget=self._deadlines.step_tokens(view))
 
     def skip_step(self, now_s: float) -> None:
         """Nobody prefills, and nobody was left out, else this would be another kind of step."""
@@ -134,14 +156,14 @@ class BandPolicy:
             return (-self._top_band - 1, sequence.place if stay is None else self._place_in_line(stay))
         band = self._band[sequence.request.tier]
         if stay is None:  # running: its own band, whatever let it in
-            return (-band, *self._tree(sequence).rank(sequence, waiting=False))
+            return (0, sequence.place) if sequence.relegated else (-band, *self._tree(sequence).rank(sequence, waiting=False))
         return (-band - stay.risen, *self._tree(sequence, stay.risen).rank(sequence, waiting=True))
 
     def _place_in_line(self, stay: Stay) -> int:
         return self._tree(stay.sequence, stay.risen).place_of(stay.sequence)
 
     def priority(self, sequence: Sequence) -> int:
-        return self._tiers[sequence.request.tier].priority
+        return self._lowest_priority if sequence.relegated else self._tiers[sequence.request.tier].priority
 
     def is_owed(self, sequence: Sequence) -> bool:
         return self._min.is_owed(sequence.payer)
@@ -149,7 +171,7 @@ class BandPolicy:
     def may_preempt(self, candidate: Sequence, victim: Sequence) -> bool:
         if victim.num_computed_tokens < victim.lease_until_tokens:
             return False
-        own, other = self._band[candidate.request.tier], self._band[victim.request.tier]
+        own, other = self._band_of(candidate), self._band[victim.request.tier]
         if own != other:
             return own > other
         return self.leads_evict and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
@@ -159,16 +181,20 @@ class BandPolicy:
         return self.leads_evict or any(own > self._band[other] for other in others)
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
-        return self._band[victim.request.tier] <= self._band[grower.request.tier]
+        return self._band_of(victim) <= self._band_of(grower)
+
+    def _band_of(self, sequence: Sequence) -> int:
+        return 0 if sequence.relegated else self._band[sequence.request.tier]
 
     def victim_key(self, sequence: Sequence) -> Rank:
-        band = self._band[sequence.request.tier]
+        band = self._band_of(sequence)
         return (band, *(-v for v in self._tree(sequence).lead(sequence))) if self._fair else (band,)
 
     # -- the waiting queue ---------------------------------------------------------------------------------------------
 
     def push(self, sequence: Sequence, since_s: float) -> None:
-        self._enter(sequence, 0, since_s)
+        self._deadlines.stamp(sequence, since_s)
+        self._enter(sequence, self._lowest(sequence), since_s)
 
     def peek(self) -> Sequence | None:
         owed = self._peek_owed() if self._min.owed else None
@@ -195,8 +221,9 @@ class BandPolicy:
         self._tree(sequence, self._stays[sequence.request_id].risen).skip(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Who could not overtake this head must not: its band and those below, in every tree they have risen to."""
-        band = self._band[sequence.request.tier]
+        """Who could not overtake this head must not: its band and those below, in every tree they have risen to. Before a
+        relegated one all others were asked already."""
+        band = self._top_band if sequence.relegated else self._band[sequence.request.tier]
         closed = frozenset(name for name, own in self._band.items() if own <= band)
         for tree in self._trees:
             tree.close(closed)
@@ -214,16 +241,17 @@ class BandPolicy:
         return len(self._stays)
 
     def position(self, sequence: Sequence) -> int:
-        band = self._band[sequence.request.tier]
+        band = self._band_of(sequence)
         return sum(tree.num_queued() for tree in self._trees[band + 1 :]) + self._trees[band].position(sequence)
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------------
 
     def on_admit(self, sequence: Sequence) -> None:
-        if self._stays[sequence.request_id].risen or self._min.is_owed(sequence.payer):
+        if self._stays[sequence.request_id].risen > self._lowest(sequence) or self._min.is_owed(sequence.payer):
             sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
 
     def adopt(self, sequence: Sequence) -> None:
+        sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
         self._tree(sequence).adopt(sequence)
 
@@ -231,32 +259,41 @@ class BandPolicy:
         self._tree(sequence).release(sequence)
         self._caps.remove(sequence.request.tenant)
 
-    def on_charge(self, payer: Payer, cost: int) -> None:
+    def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)
         if band is not None:  # else a tier that is gone: nobody is left to be compared with
-            self._trees[band].charge(payer, cost)
-        self._min.charge(payer, cost)
+            self._trees[band].charge(payer, cost, ledger)
+        if cost > 0:  # a refund does not give the worker's time back
+            self._min.charge(payer, cost)
 
-    def on_decoding(self, payer: Payer, change: int) -> None:
+    def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)
         if band is not None:
-            self._trees[band].decode(payer, change)
-        self._min.decode(payer, change)
+            self._trees[band].decode(payer, change, tokens)
+        self._min.decode(payer, change, tokens)
 
-    def on_steady_step(self, cost: int) -> None:
-        for tree in self._trees:
-            tree.steady_step(cost)
-        self._min.steady_step(cost)
+    def on_steady_step(self, rate: Rate, ledger: Ledger) -> None:
+        if self._fair:
+            for tree in self._ranked:
+                tree.steady.charge(rate, ledger)
+        self._min.steady_step(rate)
 
-    def on_step_time(self, cost: int, elapsed_s: float) -> None:
+    def on_step_time(self, cost: int, num_tokens: int, elapsed_s: float) -> None:
         self._gap.observe(cost, elapsed_s)
+        self._deadlines.observe(num_tokens, elapsed_s)
 
     def take_over(self, previous: BandPolicy) -> None:
-        """Starts with another policy's counters and windows; before anything is pushed or adopted."""
+        """Starts with another policy's counters and windows; before anything is pushed or adopted. Not if they are in other
+        units."""
+        self._deadlines.take_over(previous._deadlines)
+        if self._cost is not previous._cost:
+            return
         self._min.take_over(previous._min)
         self._gap.take_over(previous._gap)
         if not (self._fair and previous._fair):
             return
-        counters = {names: v for tree in previous._trees for names, v in tree.counters().items()}
+        counters: dict[tuple[str, ...], float] = {}
+        for name, band in previous._band.items():  # where it is charged, wherever its requests have risen to
+            counters |= {names: v for names, v in previous._trees[band].counters().items() if names[0] == name}
         for name, band in self._band.items():
             self._trees[band].take_over({names: v for names, v in counters.items() if names[0] == name})

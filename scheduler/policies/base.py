@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.request import Payer, Sequence
 
 Rank = tuple[float, ...]
@@ -115,17 +116,19 @@ class Policy(Protocol):
     def on_release(self, sequence: Sequence) -> None:
         """A running sequence gave its blocks back: ended or evicted."""
 
-    def on_step_time(self, cost: int, elapsed_s: float) -> None:
-        """A step of this cost took so long."""
+    def on_step_time(self, cost: int, num_tokens: int, elapsed_s: float) -> None:
+        """A step of this cost and so many tokens took so long."""
 
-    def on_charge(self, payer: Payer, cost: int) -> None:
-        """Work placed in this step, in cost units."""
+    def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
+        """Work placed in this step, or KV cache held since the one before, in cost units. Negative: a refund, of work that was
+        lost by a fault of ours."""
 
-    def on_decoding(self, payer: Payer, change: int) -> None:
-        """So many more sequences of the payer (fewer, if negative) decode in every step that on_steady_step() tells of."""
+    def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
+        """So many more sequences of the payer (fewer, if negative), with so many tokens more between them, are charged by
+        on_steady_step()."""
 
-    def on_steady_step(self, cost: int) -> None:
-        """Every sequence named to on_decoding() is charged `cost`."""
+    def on_steady_step(self, rate: Rate, ledger: Ledger) -> None:
+        """Every sequence named to on_decoding() is charged by its tokens as they were named."""
 
     def skip_step(self, now_s: float) -> None:
         """Instead of begin_step(), plan() and end_step(), where a step is only what on_steady_step() tells of: everybody who

@@ -1,5 +1,6 @@
-"""One leaf's waiting requests: who of them goes next, and which place in the common line that one takes. `order` sorts only
-among them: whoever goes first takes their earliest place, so nobody else's position changes."""
+"""One leaf's waiting requests: who of them goes next, and which place in the common line that one takes. `order`, and latest
+starts where the policy has deadlines, sort only among them: whoever goes first takes their earliest place, so nobody else's
+position changes."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from heapq import heapify, heappop, heappush
 
 from fairlane.scheduler.request import RequestId, Sequence
 
-Entry = tuple[int, int, int, RequestId]
+Entry = tuple[int, float, int, int, RequestId]
 
 
 class Line:
-    """Sequences by (-order, arrival). Removed ones are swept when they surface or outnumber the living.
+    """Sequences by (-order, latest start, arrival). Removed ones are swept when they surface or outnumber the living.
 
     Every push has its own ticket, so that a sequence which left and came back (evicted twice) is not found through the
     tombstone of its earlier stay.
@@ -33,7 +34,8 @@ class Line:
     def push(self, sequence: Sequence) -> None:
         self._ticket += 1
         self._members[sequence.request_id] = (self._ticket, sequence)
-        heappush(self._heap, (-sequence.request.order, sequence.arrival_index, self._ticket, sequence.request_id))
+        latest_s = sequence.latest_start_s
+        heappush(self._heap, (-sequence.request.order, latest_s, sequence.arrival_index, self._ticket, sequence.request_id))
         self._owners[sequence.place] = sequence
         heappush(self._places, sequence.place)
 
@@ -99,5 +101,5 @@ class Line:
         self._aside_popped.clear()
 
     def _live(self, entry: Entry) -> Sequence | None:
-        member = self._members.get(entry[3])
-        return member[1] if member is not None and member[0] == entry[2] else None
+        member = self._members.get(entry[4])
+        return member[1] if member is not None and member[0] == entry[3] else None

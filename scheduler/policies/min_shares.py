@@ -8,10 +8,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fairlane.scheduler.cost import Rate
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.policies.share_window import ShareWindow
 from fairlane.scheduler.request import Payer
 from fairlane.scheduler.tenancy import NodeShare, Tier
+
+# Everybody who decodes; no account's name.
+_ALL = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class MinShares:
         self._window = ShareWindow()
         self._guaranteed = frozenset(g.account for g in found)
         self._decoding = Counter[str]()
-        self._num_decoding = 0
+        self._tokens = Counter[str]()
 
     def advance(self, now_s: float) -> None:
         self._window.advance(now_s)
@@ -73,16 +77,18 @@ class MinShares:
         if self.guarantees:
             self._window.add(_accounts(payer), cost)
 
-    def decode(self, payer: Payer, change: int) -> None:
-        """So many more of the payer's sequences are charged by steady_step()."""
-        for account in self._guaranteed & _accounts(payer):
-            self._decoding[account] += change
-        self._num_decoding += change
-
-    def steady_step(self, cost: int) -> None:
-        """Every decoding sequence is charged `cost`."""
+    def decode(self, payer: Payer, change: int, tokens: int) -> None:
+        """So many more of the payer's sequences, with so many tokens more, are charged by steady_step()."""
         if self.guarantees:
-            self._window.add_counts(self._decoding, self._num_decoding, cost)
+            for account in [_ALL, *(self._guaranteed & _accounts(payer))]:
+                self._decoding[account] += change
+                self._tokens[account] += tokens
+
+    def steady_step(self, rate: Rate) -> None:
+        """Every decoding sequence is charged by its tokens."""
+        if self._window.is_counting:
+            costs = {a: rate.per_sequence * n + rate.per_token * self._tokens[a] for a, n in self._decoding.items()}
+            self._window.add_costs(costs, costs.get(_ALL, 0))
 
     def take_over(self, previous: MinShares) -> None:
         self._window = previous._window

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.request import Payer
 
 if TYPE_CHECKING:
@@ -13,22 +14,34 @@ if TYPE_CHECKING:
 
 
 class SteadyCost:
-    """What every decoding sequence of a tree has been charged so far, in cost units; all its nodes share one."""
+    """What every decoding sequence of a tree has been charged so far, in cost units and by ledger: so much each, and so much per
+    token of its own; all the tree's nodes share one. `steps` tells whether anything was charged since."""
 
-    __slots__ = ("units",)
+    __slots__ = ("per_sequence", "per_token", "steps")
 
     def __init__(self) -> None:
-        self.units = 0
+        self.steps = 0
+        self.per_sequence = [0, 0]
+        self.per_token = [0, 0]
+
+    def charge(self, rate: Rate, ledger: Ledger) -> None:
+        """By `rate`, for tokens as they were named to Node.decode()."""
+        self.steps += 1
+        self.per_sequence[ledger] += rate.per_sequence
+        self.per_token[ledger] += rate.per_token
 
 
 class Node:
-    """`queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate;
-    `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged last, but for
-    those charged by rate, which are in `steady`."""
+    """`queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
+    between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged
+    last, but for those charged by rate, which are in `steady`."""
 
     __slots__ = (
-        "_since",
+        "_lifted",
+        "_settled",
+        "_settled_steps",
         "_steady",
+        "_used",
         "_v",
         "children",
         "closed",
@@ -45,6 +58,7 @@ class Node:
         "queued",
         "running",
         "steady",
+        "tokens",
         "uid",
         "weight",
     )
@@ -55,10 +69,14 @@ class Node:
         self.parent = parent
         self.weight = weight
         self.uid = uid
+        self._used = [0, 0]  # by ledger
+        self._lifted = 0.0
         self._v = 0.0
         self._steady = steady
-        self._since = steady.units
+        self._settled_steps = steady.steps
+        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
         self.decoding = 0
+        self.tokens = 0
         self.last: Node | None = None
         self.steady: set[Node] = set()
         self.entered: float | None = None
@@ -73,17 +91,33 @@ class Node:
 
     @property
     def v(self) -> float:
-        """Its counter: cost over weight, in cost units."""
-        units = self._steady.units
-        if units != self._since:
-            if self.decoding:
-                self._v += self.decoding * (units - self._since) / self.weight
-            self._since = units
+        """Its counter, in cost units: the larger ledger over weight, and what it was lifted by."""
+        if self._settled_steps != self._steady.steps:
+            self._settle()
         return self._v
 
-    @v.setter
-    def v(self, value: float) -> None:
-        self._v, self._since = value, self._steady.units
+    def charge(self, cost: int, ledger: Ledger) -> None:
+        if self._settled_steps != self._steady.steps:
+            self._settle()
+        self._used[ledger] += cost
+        self._v = self._lifted + max(self._used) / self.weight
+
+    def lift(self, v: float) -> None:
+        """To at least v, whatever it was charged."""
+        if v > self.v:
+            self._lifted = v - max(self._used) / self.weight
+            self._v = v
+
+    def _settle(self) -> None:
+        steady = self._steady
+        if self.decoding:
+            sequences, tokens = self._settled
+            for ledger in Ledger:
+                each = steady.per_sequence[ledger] - sequences[ledger]
+                self._used[ledger] += self.decoding * each + self.tokens * (steady.per_token[ledger] - tokens[ledger])
+            self._v = self._lifted + max(self._used) / self.weight
+        self._settled_steps = steady.steps
+        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
 
     @property
     def last_v(self) -> float:
@@ -92,10 +126,11 @@ class Node:
             return max(child.v for child in self.steady)
         return 0.0 if self.last is None else self.last.v
 
-    def decode(self, change: int) -> None:
-        """So many more sequences below it are charged by rate."""
-        self.v = self.v  # what was owed at the old rate
+    def decode(self, change: int, tokens: int) -> None:
+        """So many more sequences below it, with so many tokens more, are charged by rate."""
+        self._settle()  # what was owed at the old rate
         self.decoding += change
+        self.tokens += tokens
         if self.parent is not None:
             self.parent.last = self
             if self.decoding:

@@ -35,21 +35,27 @@ class ShareWindow:
         """Whose accounts the following charges count in."""
         self._backlogged = frozenset(accounts)
 
-    def add(self, served: Collection[str], cost: int) -> None:
-        """Work for the accounts in `served`, into the open bucket. LookupError before the first advance()."""
-        self.add_counts(dict.fromkeys(served, 1), 1, cost)
+    @property
+    def is_counting(self) -> bool:
+        """Whether anybody is backlogged: else nothing that is added counts."""
+        return bool(self._backlogged)
 
-    def add_counts(self, served: Mapping[str, int], total: int, cost: int) -> None:
-        """As add(): `total` pieces of work of this cost, served[account] of them for each account."""
-        if not self._buckets:
-            raise LookupError("advance() opens the first bucket")
+    def add(self, served: Collection[str], cost: int) -> None:
+        """Work for the accounts in `served`, into the open bucket.
+        LookupError if somebody is backlogged before the first advance()."""
+        self.add_costs(dict.fromkeys(served, cost), cost)
+
+    def add_costs(self, served: Mapping[str, int], total: int) -> None:
+        """As add(): work that cost `total`, served[account] of it for each account."""
         if not self._backlogged:
             return
+        if not self._buckets:
+            raise LookupError("advance() opens the first bucket")
         bucket = self._buckets[-1][1]
         for account in self._backlogged:
             for entry in (bucket.setdefault(account, [0, 0]), self._sums.setdefault(account, [0, 0])):
-                entry[0] += served.get(account, 0) * cost
-                entry[1] += total * cost
+                entry[0] += served.get(account, 0)
+                entry[1] += total
 
     def is_below(self, account: str, share: float) -> bool:
         """Whether the account got less than `share` of all the work done while it was backlogged."""

@@ -8,12 +8,14 @@ lease: no eviction for priority until it has come some tokens further.
 
 from __future__ import annotations
 
+from math import inf
+
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier
+from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier
 
-# Lower tiers' part of the step's tokens for prefill while a protected tier is in the batch.
-LOWER_PREFILL_SHARE = {Shaping.BALANCED: 0.5, Shaping.STRICT: 0.25}
+# What the names stand for.
+RULES = {Shaping.GENTLE: ShapingRule(1.0), Shaping.BALANCED: ShapingRule(0.5), Shaping.STRICT: ShapingRule(0.25)}
 
 
 class VIPPolicy(BandPolicy):
@@ -24,19 +26,21 @@ class VIPPolicy(BandPolicy):
     def __init__(self, snapshot: PolicySnapshot) -> None:
         priorities = sorted({tier.priority for tier in snapshot.tiers})
         super().__init__(snapshot, {tier.name: priorities.index(tier.priority) for tier in snapshot.tiers}, snapshot.within_tier)
-        self._shaped = tuple(tier for tier in snapshot.tiers if tier.shaping is not Shaping.OFF)
+        shapings = {tier: tier.shaping for tier in snapshot.tiers if tier.shaping is not Shaping.OFF}
+        self._rules = {tier: RULES[s] if isinstance(s, Shaping) else s for tier, s in shapings.items()}
+        self._deadlines.max_step_s = min((rule.max_step_s or inf for rule in self._rules.values()), default=inf)
 
     def plan(self, view: BatchView) -> StepPlan:
         plan = super().plan(view)
-        protected = max(filter(lambda tier: self._is_present(tier, view), self._shaped), key=lambda t: t.priority, default=None)
+        protected = max(filter(lambda tier: self._is_present(tier, view), self._rules), key=lambda t: t.priority, default=None)
         if protected is None:
             return plan
+        rule = self._rules[protected]
         plan.protected_priority = protected.priority
-        plan.pause_lower = True
-        share = LOWER_PREFILL_SHARE.get(protected.shaping)
-        if share is not None:
-            plan.lower_prefill_cap = int(share * view.token_budget)
+        plan.pause_lower = rule.pause_decodes
+        if rule.prefill_share < 1:
+            plan.lower_prefill_cap = int(rule.prefill_share * plan.token_budget)
         return plan
 
     def _is_present(self, tier: Tier, view: BatchView) -> bool:
-        return bool(view.running.get(tier.name)) or any(tree.num_queued((tier.name,)) for tree in self._trees)
+        return bool(view.running.get(tier.name)) or any(tree.num_queued((tier.name,)) for tree in self._ranked)

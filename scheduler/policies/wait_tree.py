@@ -1,9 +1,10 @@
 """The waiting sequences of one band as a tree: [tier] -> organisation -> tenant -> member, with a Line at each leaf. It answers
 who goes next, by arrival or by fair share, in O(depth log fan-out), and never walks what waits.
 
-FAIR: each node has a virtual counter v = cost / weight; the child with the smallest goes next, level by level. This is VTC
-(Sheng et al., OSDI 2024), made hierarchical as in H-SFQ. A node that goes from no queued work to queued work is lifted to the
-smallest counter among its siblings with queued work (else to the last one served), so that idle time earns no claim.
+FAIR: each node has a virtual counter v = cost / weight, of two ledgers the larger; the child with the smallest goes next, level
+by level. This is VTC (Sheng et al., OSDI 2024), made hierarchical as in H-SFQ. A node that goes from no queued work to queued
+work is lifted to the smallest counter among its siblings with queued work (else to the last one served), so that idle time earns
+no claim.
 
 Heaps are repaired lazily: an entry holds the key its node had when it was pushed, and a node has one live entry. Keys mostly
 grow (a charge, a head that went), so a stale entry is too small, surfaces early and is pushed again; a key that shrinks (a
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush, heapreplace
 
+from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.policies.line import Line
@@ -40,8 +42,8 @@ class WaitTree:
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
         self._closed = False
-        self._steady = SteadyCost()
-        self.root = Node("", "", None, 1.0, 0, self._steady)
+        self.steady = SteadyCost()
+        self.root = Node("", "", None, 1.0, 0, self.steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
@@ -133,27 +135,25 @@ class WaitTree:
 
     # -- counters ------------------------------------------------------------------------------------------------------
 
-    def charge(self, payer: Payer, cost: int) -> None:
+    def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
             return
         leaf = self._leaf_of(payer)
         for node in up(leaf):
             if node.parent is not None:
-                node.v += cost / node.weight
+                node.charge(cost, ledger)
                 node.parent.last = node
+        if cost < 0:
+            self._offer(leaf)
         if not leaf.queued and not leaf.running:  # who evicted pays for the recompute, here or not
             self._retire(leaf)
 
-    def decode(self, payer: Payer, change: int) -> None:
-        """So many more of the payer's sequences are charged by steady_step()."""
+    def decode(self, payer: Payer, change: int, tokens: int) -> None:
+        """So many more of the payer's sequences, with so many tokens more, are charged by `steady`."""
         if not self._fair:
             return
         for node in up(self._leaf_of(payer)):
-            node.decode(change)
-
-    def steady_step(self, cost: int) -> None:
-        """Every decoding sequence is charged `cost`."""
-        self._steady.units += cost
+            node.decode(change, tokens)
 
     def adopt(self, sequence: Sequence) -> None:
         """It runs: its nodes stay known."""
@@ -195,7 +195,7 @@ class WaitTree:
             node = self.root
             for name in names:
                 node = self._child(node, name)
-            node.v = v
+            node.lift(v)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -231,10 +231,10 @@ class WaitTree:
             return child
         self._uids += 1
         if self._by_tier and parent is self.root:
-            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids, self._steady)
+            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids, self.steady)
         else:
             path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
-            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self._steady)
+            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self.steady)
         parent.children[name] = child
         return child
 
@@ -251,7 +251,7 @@ class WaitTree:
         for node in up(leaf):
             if node.parent is not None and not node.queued:
                 best = self._best_child(node.parent)
-                node.v = max(node.v, node.parent.last_v if best is None else best.v)
+                node.lift(node.parent.last_v if best is None else best.v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""

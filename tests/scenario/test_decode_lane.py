@@ -23,9 +23,13 @@ from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.request import Request
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTenant, WithinTier
 
-PLAIN_TIERS = (GOLD, Tier("standard", 50, patience_s=0.4), Tier("batch", 10, patience_s=1.0))
+PLAIN_TIERS = (
+    replace(GOLD, ttft_target_s=0.1),
+    Tier("standard", 50, patience_s=0.4, ttft_target_s=0.3, tpot_target_s=0.012),
+    Tier("batch", 10, patience_s=1.0),
+)
 
 
 @contextmanager
@@ -89,6 +93,7 @@ def outcome(driver: EngineDriver) -> dict[int, object]:
     asked=arrivals(),
     aborts=st.dictionaries(st.integers(1, 14), st.floats(0, 0.6), max_size=3),
     policy=st.sampled_from([TiersPolicy.FCFS, TiersPolicy.VIP]),
+    within_tenant=st.sampled_from(WithinTenant),
     depth=st.sampled_from([0, 1, 2]),
     num_blocks=st.integers(16, 60),
     budget=st.integers(8, 64),
@@ -105,6 +110,7 @@ def test_steps_are_the_same_with_the_lane_and_without(
     asked: list[Request],
     aborts: dict[int, float],
     policy: TiersPolicy,
+    within_tenant: WithinTenant,
     depth: int,
     num_blocks: int,
     budget: int,
@@ -123,6 +129,7 @@ def test_steps_are_the_same_with_the_lane_and_without(
         driver = world(
             policy=policy,
             tiers=PLAIN_TIERS,
+            within_tenant=within_tenant,
             depth=depth,
             num_blocks=num_blocks,
             block_size=8,
@@ -266,3 +273,27 @@ def test_fair_shares_and_minimums_are_charged_the_same_in_the_lane(policy: Tiers
     with every_step_looks():
         without = shares()
     assert with_lane == pytest.approx(without, rel=0.05, abs=40)
+
+
+def test_a_head_that_ranks_before_a_grower_gains_nothing_by_not_being_asked_for() -> None:
+    """Request 2 takes the tenant's earliest place; in the step in which 4 takes the blocks of 8, it ranks before 4."""
+    shapes = [
+        (1, 1, 1, 0.0, 0), (2, 1, 1, 0.315625, 1), (3, 1, 19, 0.0, 0), (4, 7, 19, 0.1, 0), (5, 47, 4, 0.1, 0), (6, 1, 1, 0.0, 0),
+        (7, 1, 1, 0.0, 0), (8, 23, 4, 0.3, 0), (9, 44, 32, 0.0, 0), (10, 1, 1, 0.0, 0), (11, 1, 1, 0.0, 0),
+    ]  # fmt: skip
+    asked = [
+        request(number, "gold", prompt=prompt, max_tokens=tokens, arrival_s=arrival_s, order=order, tenant="a/x")
+        for number, prompt, tokens, arrival_s, order in shapes
+    ]
+
+    def run() -> list[set[tuple[int, int]]]:
+        driver = world(
+            policy=TiersPolicy.FCFS, tiers=PLAIN_TIERS, within_tenant=WithinTenant.DEADLINE, num_blocks=17, block_size=8,
+            budget=16, max_num_seqs=3, max_resident=3, prefix_caching=False, step_time=StepTime(fixed_s=0.01), check=False,
+        )  # fmt: skip
+        return steps_of(driver, asked, {})
+
+    with_lane = run()
+    with every_step_looks():
+        without = run()
+    assert with_lane == without

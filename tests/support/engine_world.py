@@ -11,7 +11,7 @@ from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime, crc_token
 from fairlane.scheduler.request import CacheMode, Request, RequestId
 from fairlane.scheduler.scheduler import SchedulerLimits
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTenant, WithinTier
 
 VOCAB = 50_000
 GOLD = Tier("gold", 100, shaping=Shaping.BALANCED)
@@ -88,6 +88,8 @@ def world(
     check: bool = True,
     num_host_blocks: int = 0,
     min_swap_tokens: int = 1,
+    cost: CostName = CostName.TOKENS,
+    within_tenant: WithinTenant = WithinTenant.FCFS,
 ) -> EngineDriver:
     """An engine over num_blocks usable blocks."""
     clock = FakeClock()
@@ -101,7 +103,7 @@ def world(
         min_swap_tokens=min_swap_tokens,
     )
     executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps, fail_launches=fail_launches)
-    policy_in_force = PolicySnapshot(1, "0" * 64, policy, tiers, within, nodes, gap_ms)
+    policy_in_force = PolicySnapshot(1, "0" * 64, policy, tiers, within, nodes, gap_ms, cost, within_tenant)
     return EngineDriver(executor, clock, policy_in_force, limits, depth=depth, prefix_caching=prefix_caching, check=check)
 
 

@@ -70,7 +70,7 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,9 @@ class PolicySnapshot(_message.Message):
     WITHIN_TIER_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_GAP_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
+    PLUGIN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     tiers_policy: str
@@ -85,7 +88,10 @@ class PolicySnapshot(_message.Message):
     within_tier: str
     preempt_gap_ms: float
     nodes: _containers.RepeatedCompositeFieldContainer[NodeSpec]
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ...) -> None: ...
+    cost: str
+    within_tenant: str
+    plugin: str
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
@@ -104,20 +110,36 @@ class NodeSpec(_message.Message):
     def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
-    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping")
+    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     SHAPING_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    SHAPING_RULE_FIELD_NUMBER: _ClassVar[int]
     name: str
     priority: int
     weight: float
     min_share: float
     patience_s: float
     shaping: str
-    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ...) -> None: ...
+    ttft_target_s: float
+    tpot_target_s: float
+    shaping_rule: ShapingSpec
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ..., shaping_rule: _Optional[_Union[ShapingSpec, _Mapping]] = ...) -> None: ...
+
+class ShapingSpec(_message.Message):
+    __slots__ = ("prefill_share", "pause_decodes", "max_step_s")
+    PREFILL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_DECODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_share: float
+    pause_decodes: bool
+    max_step_s: float
+    def __init__(self, prefill_share: _Optional[float] = ..., pause_decodes: bool = ..., max_step_s: _Optional[float] = ...) -> None: ...
 
 class PolicyApplied(_message.Message):
     __slots__ = ("generation", "refusal")
@@ -215,7 +237,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +258,7 @@ class Pong(_message.Message):
     SWAPS_OUT_FIELD_NUMBER: _ClassVar[int]
     SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FAULT_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -256,7 +279,8 @@ class Pong(_message.Message):
     swaps_out: int
     swaps_in: int
     host_blocks_used: int
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ...) -> None: ...
+    policy_fault: str
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ...) -> None: ...
 
 class CountSpec(_message.Message):
     __slots__ = ("name", "count")

@@ -113,6 +113,7 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         swaps_out=5,
         swaps_in=4,
         host_blocks_used=7,
+        policy_fault="rank raised KeyError",
         running_by_tier=[wpb.CountSpec(name="gold", count=2)],
         waiting_by_tier=[wpb.CountSpec(name="batch", count=5)],
         blocks_by_domain=[wpb.CountSpec(name="16:tenant:acme/shop0:", count=4)],
@@ -128,8 +129,9 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         seen.get("policy_generation"), seen.get("worker_restarts_total"),
         seen.get("worker_swaps_total", direction="out"), seen.get("worker_swaps_total", direction="in"),
         seen.get("host_kv_blocks", state="used"), seen.get("host_kv_blocks", state="free"),
+        seen.get("worker_policy_replaced"),
     ]  # fmt: skip
-    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3]
+    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3, 1]
     await service.worker.kill()
     await until(lambda: not service.gateway.worker.ready)
     lost = await scrape(service)

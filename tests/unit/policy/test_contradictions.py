@@ -135,6 +135,14 @@ def test_a_contradiction_is_one_error_that_names_both_places(text: str, line: st
             policy_text("{tiers: fair}", "t: {priority: 1, patience: 5s}", a=""),
             "tiers.t.patience: has no effect with scheduler.tiers fair",
         ),
+        (
+            policy_text(tiers="t: {priority: 1, tpot_target: 50ms}", a=""),
+            "tiers.t.tpot_target: has no effect without scheduler.within_tenant deadline",
+        ),
+        (
+            policy_text("{plugin: mine, within_tenant: deadline}", a="weight: 2", b=""),
+            "scheduler.within_tenant: has no effect with scheduler.plugin",
+        ),
         (policy_text(a="burst: 5s"), f"{T}.a.burst: has no effect without requests_per_minute or tokens_per_minute"),
         (
             policy_text(a="cache_domain: member"),

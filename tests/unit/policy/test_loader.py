@@ -12,7 +12,17 @@ import pytest
 from fairlane.errors import ConfigError
 from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.gateway.policy.model import Node, Principal, TierPolicy
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    ShapingRule,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 ROOT = Path(__file__).parents[3]
 TODAY = datetime.date(2026, 6, 1)
@@ -76,13 +86,14 @@ def test_the_snapshot_is_what_the_engine_needs() -> None:
 def test_the_snapshot_carries_shares_caps_and_templates() -> None:
     text = """
 version: 1
-scheduler: {tiers: fair, preempt_gap_ms: 50}
+scheduler: {tiers: fair, preempt_gap_ms: 50, cost: drf, within_tenant: deadline}
 tiers: {one: {priority: 1, weight: 2}, two: {priority: 1}}
 organisations:
   a: {weight: 2, min: 20%, max_running: 9, tenants: {x: {tiers: [one], members: {weight: 3, max_running: 2}}}}
   b: {tenants: {y: {tiers: [two]}}}
 """
     snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
+    assert (snapshot.cost, snapshot.within_tenant, snapshot.plugin) == (CostName.DRF, WithinTenant.DEADLINE, "")
     assert (snapshot.tiers_policy, snapshot.preempt_gap_ms, [tier.weight for tier in snapshot.tiers], snapshot.nodes) == (
         TiersPolicy.FAIR,
         50.0,
@@ -94,6 +105,18 @@ organisations:
             NodeShare("b/y"),
         ),
     )
+
+
+def test_the_snapshot_carries_targets_and_a_plugin() -> None:
+    text = """
+version: 1
+scheduler: {plugin: mine}
+tiers: {one: {priority: 1, ttft_target: 300ms, tpot_target: 50ms, shaping: {prefill_share: 80%, max_step: 40ms}}}
+organisations: {a: {tiers: [one]}}
+"""
+    snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
+    tier = Tier("one", 1, shaping=ShapingRule(0.8, True, 0.04), ttft_target_s=0.3, tpot_target_s=0.05)
+    assert (snapshot.plugin, snapshot.tiers) == ("mine", (tier,))
 
 
 def test_extra_principals_join_but_never_replace_the_files_own() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine_world import GOLD, expected_tokens, request, world
 from fairlane.blockmgr.hashing import HashChain
+from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.policies import BandPolicy, make_policy
@@ -176,13 +177,13 @@ def test_a_newcomer_starts_beside_who_still_decodes_not_beside_who_left_long_ago
         policy.push(sequence, 0.0)
         policy.on_admit(sequence)
         policy.pop(sequence)
-        policy.on_decoding(sequence.payer, 1)
+        policy.on_decoding(sequence.payer, 1, 0)
     for _ in range(10):
-        policy.on_steady_step(20)
-    policy.on_decoding(leaves.payer, -1)
+        policy.on_steady_step(Rate(20, 0), Ledger.WORK)
+    policy.on_decoding(leaves.payer, -1, 0)
     policy.on_release(leaves)
     for _ in range(1000):
-        policy.on_steady_step(20)
+        policy.on_steady_step(Rate(20, 0), Ledger.WORK)
     policy.push(waiting_of(3, "o/new"), 0.0)
     counters = policy._trees[0].counters()
     assert counters["batch", "o", "new"] == counters["batch", "o", "stays"] == 1010 * 20

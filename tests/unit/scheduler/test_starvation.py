@@ -239,18 +239,18 @@ def charges_of(policy):
     charged, decoding = Counter(), Counter()
     on_charge, on_decoding, on_steady_step = policy.on_charge, policy.on_decoding, policy.on_steady_step
 
-    def charge(payer, cost):
+    def charge(payer, cost, ledger):
         charged[payer.tier] += cost
-        on_charge(payer, cost)
+        on_charge(payer, cost, ledger)
 
-    def decode(payer, change):
+    def decode(payer, change, tokens):
         decoding[payer.tier] += change
-        on_decoding(payer, change)
+        on_decoding(payer, change, tokens)
 
-    def steady_step(cost):
+    def steady_step(rate, ledger):
         for tier, count in decoding.items():
-            charged[tier] += count * cost
-        on_steady_step(cost)
+            charged[tier] += count * rate.per_sequence
+        on_steady_step(rate, ledger)
 
     policy.on_charge, policy.on_decoding, policy.on_steady_step = charge, decode, steady_step
     return charged

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_world import GOLD, request, snapshot, world
 from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.fake_executor import StepTime
+from fairlane.scheduler.output import StepResult
+from fairlane.scheduler.policies import VIPPolicy
+from fairlane.scheduler.policies.base import BatchView, StepPlan
 from fairlane.scheduler.policies.share_window import ShareWindow
-from fairlane.scheduler.tenancy import Tier, TiersPolicy
+from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
 
 
 def first_token_s(driver: EngineDriver, number: int) -> float:
@@ -53,7 +59,7 @@ def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> No
     flood(driver, 20.0)
     driver.add_at_arrival(request(i, "batch", prompt=64, max_tokens=16, arrival_s=0.0) for i in range(1, 200))
     served_by_tier = {"gold": 0, "batch": 0}
-    charge = driver.scheduler.cost.decode
+    charge = driver.scheduler.cost.decode().per_sequence
     while driver.clock.now() < 20.0:
         driver.turn()
     for number, transcript in driver.transcripts.items():
@@ -117,3 +123,39 @@ def test_a_tier_removed_from_the_policy_lives_on_for_the_work_it_admitted() -> N
     driver.run_until_idle()
     ended = driver.transcripts[request(4).request_id].ended
     assert ended is not None and ended.error_reason == "TIER_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("shaping", "plan"),
+    [
+        (Shaping.OFF, StepPlan(400)),
+        (Shaping.GENTLE, StepPlan(400, 100, None, True)),
+        (Shaping.BALANCED, StepPlan(400, 100, 200, True)),
+        (Shaping.STRICT, StepPlan(400, 100, 100, True)),
+        (ShapingRule(0.2, False), StepPlan(400, 100, 80, False)),
+    ],
+)
+def test_the_plan_is_what_the_shaping_says(shaping: Shaping | ShapingRule, plan: StepPlan) -> None:
+    tiers = (Tier("gold", 100, shaping=shaping), Tier("batch", 10))
+    policy = VIPPolicy(PolicySnapshot(1, "0" * 64, TiersPolicy.VIP, tiers))
+    alone, beside = BatchView(400, {"batch": 3}, {}), BatchView(400, {"gold": 1, "batch": 3}, {})
+    assert (policy.plan(alone), policy.plan(beside)) == (StepPlan(400), plan)
+
+
+@pytest.mark.parametrize("policy", [TiersPolicy.VIP, TiersPolicy.FCFS])
+def test_a_step_is_no_longer_than_max_step_with_no_vip_there(policy: TiersPolicy) -> None:
+    tiers = (Tier("gold", 100, shaping=ShapingRule(max_step_s=0.03)), Tier("batch", 10))
+    time = StepTime(0.005, 0.0, 1e-4, 0.0)
+    driver = world(policy=policy, tiers=tiers, budget=512, num_blocks=2000, step_time=time, max_num_seqs=8)
+    lengths, update = [], driver.scheduler.update
+
+    def timed(result: StepResult) -> None:
+        lengths.append(result.elapsed_s)
+        update(result)
+
+    driver.scheduler.update = timed  # type: ignore[method-assign]
+    for number in range(1, 30):
+        driver.add(request(number, "batch", prompt=300, max_tokens=5))
+    driver.run_until_idle()
+    # The first steps teach it; shaping is VIP's.
+    assert (max(lengths[5:]) <= 0.0301) == (policy is TiersPolicy.VIP)

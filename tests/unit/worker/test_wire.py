@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.request import RequestId
-from fairlane.scheduler.tenancy import NodeShare, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, Shaping, ShapingRule, Tier, WithinTenant, WithinTier
 from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
 
 NAN = float("nan")
@@ -38,11 +38,30 @@ def test_times_that_are_no_numbers_are_refused(name: str) -> None:
         request_from_add(add, RequestId(1), 0.0, 10)
 
 
-@pytest.mark.parametrize(("name", "value"), [("min_share", 7.0), ("min_share", NAN), ("patience_s", NAN), ("weight", -1.0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_share", 7.0),
+        ("min_share", NAN),
+        ("patience_s", NAN),
+        ("ttft_target_s", NAN),
+        ("tpot_target_s", -1.0),
+        ("weight", -1.0),
+    ],
+)
 def test_tiers_with_impossible_values_are_refused(name: str, value: float) -> None:
     tier = pb.TierSpec(name="a", shaping="off", **{name: value})
     with pytest.raises(ProtocolError, match=name):
         snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=[tier]))
+
+
+def test_a_tier_carries_its_shaping_by_name_or_in_detail() -> None:
+    rules = [
+        pb.TierSpec(name="a", shaping="strict"),
+        pb.TierSpec(name="b", shaping_rule=pb.ShapingSpec(prefill_share=0.8, max_step_s=0.04)),
+    ]
+    snapshot = snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=rules))
+    assert [tier.shaping for tier in snapshot.tiers] == [Shaping.STRICT, ShapingRule(0.8, False, 0.04)]
 
 
 def test_a_snapshot_carries_shares_and_the_gap() -> None:
@@ -52,9 +71,12 @@ def test_a_snapshot_carries_shares_and_the_gap() -> None:
         tiers_policy="fair",
         within_tier="fair",
         preempt_gap_ms=50,
-        tiers=[pb.TierSpec(name="a", shaping="off")],
+        cost="kv_time",
+        within_tenant="deadline",
+        tiers=[pb.TierSpec(name="a", shaping="off", ttft_target_s=0.3)],
         nodes=[node],
     )
     snapshot = snapshot_from_wire(wire)
-    assert (snapshot.within_tier, snapshot.preempt_gap_ms) == (WithinTier.FAIR, 50)
+    assert (snapshot.within_tier, snapshot.preempt_gap_ms, snapshot.cost) == (WithinTier.FAIR, 50, CostName.KV_TIME)
+    assert (snapshot.within_tenant, snapshot.tiers) == (WithinTenant.DEADLINE, (Tier("a", 0, ttft_target_s=0.3),))
     assert snapshot.nodes == (NodeShare("a/b", 2, 0.25, 3, 0.5, 1),)
