@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import TIERS, expected_tokens, request, snapshot, world
+from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason, PreemptionKind, PreemptionReason
@@ -158,9 +159,9 @@ def test_a_swap_in_the_middle_of_a_recompute_leaves_the_rest_to_whom_it_was_char
     policy, swaps = driver.scheduler.policy, driver.scheduler.swaps
     on_charge, is_worth_it = policy.on_charge, swaps.is_worth_it
 
-    def charge(payer: Payer, cost: int) -> None:
+    def charge(payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         charged[payer.tier] += cost
-        on_charge(payer, cost)
+        on_charge(payer, cost, ledger)
 
     monkeypatch.setattr(policy, "on_charge", charge)
     monkeypatch.setattr(swaps, "is_worth_it", lambda sequence: bool(sequence.num_preemptions) and is_worth_it(sequence))
