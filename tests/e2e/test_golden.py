@@ -47,7 +47,8 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
 
 def config(depth: int = 0, **settings: Any) -> WorkerConfig:
-    return WorkerConfig(max_model_len=1024, max_num_seqs=20, pipeline_depth=depth, **settings)
+    """One thread: where other tests keep the other core busy, two that wait for each other take five times as long."""
+    return WorkerConfig(max_model_len=1024, max_num_seqs=20, pipeline_depth=depth, threads=1, **settings)
 
 
 def add_all(driver: EngineDriver, first: int = 0) -> list[RequestId]:
