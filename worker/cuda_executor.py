@@ -60,9 +60,8 @@ class CudaExecutor:
             if not is_out_of_memory(error):
                 raise
             log.info("out of memory: %s", error)
-        if (
-            loaded is None or host is None or not num_blocks
-        ):  # here, where the failed attempt's tensors are gone, what would fit can be measured
+        if loaded is None or host is None or not num_blocks:
+            # Here, where the failed attempt's tensors are gone, what would fit can be measured.
             vars(self).pop("runner", None)
             raise ModelLoadError(_out_of_memory(loaded, config, host))
         info = loaded.config

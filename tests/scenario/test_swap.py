@@ -116,9 +116,9 @@ def test_what_is_computed_again_quickly_is_not_swapped(min_swap_tokens: int, exp
     assert (counts(driver)[0], driver.scheduler.num_preemptions) == (expected, 2)
 
 
-def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
+def two_with_one_prompt(driver: EngineDriver) -> tuple[Sequence, Sequence]:
+    """Two that run, of which the second found the first's prompt of 70 tokens in the prefix cache."""
     prompt = tuple(range(70))
-    driver = world(num_blocks=40, budget=128, num_host_blocks=8)
     driver.add(request(1, prompt=prompt, max_tokens=30, tenant="a/x"))
     for _ in range(3):
         driver.turn()
@@ -126,6 +126,12 @@ def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
     driver.turn()
     first, second = driver.scheduler.running.in_order(driver.scheduler.policy.rank)
     driver.scheduler.lane.settle()
+    return first, second
+
+
+def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
+    driver = world(num_blocks=40, budget=128, num_host_blocks=8)
+    first, second = two_with_one_prompt(driver)
     # Blocks 0 to 3 are both's, 64 tokens of 16 each.
     costs = [tokens_to_recompute(sequence, driver.blocks) for sequence in (first, second)]
     assert costs == [first.num_computed_tokens - 64, second.num_computed_tokens - 64]
@@ -133,15 +139,8 @@ def test_leading_blocks_that_others_hold_too_cost_no_recompute() -> None:
 
 def test_what_others_mostly_keep_is_computed_again_rather_than_moved() -> None:
     # 70 tokens of which others hold 64: nine blocks would move for a handful of tokens. Alone, all 70 would be lost.
-    prompt = tuple(range(70))
     driver = world(num_blocks=40, budget=128, num_host_blocks=12, min_swap_tokens=1)
-    driver.add(request(1, prompt=prompt, max_tokens=30, tenant="a/x"))
-    for _ in range(3):
-        driver.turn()
-    driver.add(request(2, prompt=prompt, max_tokens=30, tenant="a/x"))
-    driver.turn()
-    first, second = driver.scheduler.running.in_order(driver.scheduler.policy.rank)
-    driver.scheduler.lane.settle()
+    first, second = two_with_one_prompt(driver)
     swaps = driver.scheduler.swaps
     shared = swaps.is_worth_it(second)
     driver.scheduler.abort(first.request_id)

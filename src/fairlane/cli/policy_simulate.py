@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.cli.exits import FAILED, USAGE, needs, stop
+from fairlane.cli.policy import load_or_stop
 
 if TYPE_CHECKING:
     from fairlane.scheduler.simulator.placement import Placed
@@ -62,6 +63,7 @@ def simulate(
         from fairlane.errors import ConfigError
         from fairlane.scheduler.simulator.errors import SimulationInputError
         from fairlane.simulate.assertions import check_names, judge, load_assertions
+        from fairlane.simulate.policies import Candidate
         from fairlane.simulate.runs import prepare
         from fairlane.simulate.show import document, tables, verdicts
     if png is not None:
@@ -70,7 +72,7 @@ def simulate(
     for option, path in (("--json", json_file), ("--png", png)):
         if path is not None and not path.resolve().parent.is_dir():
             stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
-    candidates = [_candidate(name) for name in (file, against) if name is not None]
+    candidates = [Candidate(name, load_or_stop(name)) for name in (file, against) if name is not None]
     try:
         asked = _asked(trace, workload, seed, workers, model_time, duration, speed)
         required = None if assertions is None else load_assertions(assertions)
@@ -98,23 +100,6 @@ def simulate(
         draw(runs, png)
     if not all(verdict.holds for verdict in found):
         raise typer.Exit(FAILED)
-
-
-def _candidate(file: str) -> Candidate:
-    """A policy file, or every finding on standard error and the exit code that `policy check` has for it."""
-    from fairlane.config.source import UnreadableFile
-    from fairlane.errors import ConfigError
-    from fairlane.gateway.policy.loader import load_policy_file
-    from fairlane.simulate.policies import Candidate
-
-    try:
-        return Candidate(file, load_policy_file(file))
-    except UnreadableFile as error:
-        stop(USAGE, str(error))
-    except ConfigError as error:
-        for finding in error.findings:
-            typer.echo(finding, err=True)
-        raise typer.Exit(FAILED) from None
 
 
 def _asked(

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from google.protobuf.json_format import ParseDict
-from typer.testing import CliRunner
 
-from fairlane.cli import app
 from fairlane.protos.fairlane.v1 import admin_pb2
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
-from gateway_world import FakeWorker, Keys, Service, following, policy_text
+from gateway_world import Service, policy_text
 
 pytestmark = pytest.mark.asyncio
 
 Run = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "policy").mkdir()
-    return tmp_path / "policy" / "tenants.yaml"
-
-
-@pytest_asyncio.fixture
-async def served(path: Path, worker: FakeWorker, model_dir: Path, tmp_path: Path) -> AsyncIterator[Service]:
-    keys = Keys()
-    path.write_text(policy_text(keys))
-    async with following(path, worker, keys, model_dir, tmp_path / "state") as service:
-        yield service
-
-
-@pytest.fixture
-def run(served: Service) -> Run:
-    """A command line, run beside the gateway's event loop."""
-
-    async def call(*arguments: str, stdin: str | None = None) -> Any:
-        environment = {
-            "FAIRLANE_ADMIN_KEY": served.keys.admin,
-            "FAIRLANE_ADMIN_TARGET": f"127.0.0.1:{served.gateway.admin_port}",
-            "COLUMNS": "200",
-        }
-        return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), input=stdin, env=environment)
-
-    return call
 
 
 @pytest.fixture

@@ -10,19 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import bench_cascade
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 97,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+from tiny_shape import TINY
 
 
 def test_every_row_runs_on_a_tiny_model(tmp_path: Path) -> None:

@@ -24,20 +24,8 @@ from fairlane.bench.loads import Load, chat_lengths, uniform  # noqa: E402
 from fairlane.bench.run import Outcome, Track  # noqa: E402
 from fairlane.worker.config import Device, LoadFormat, WorkerConfig  # noqa: E402
 from fairlane.worker.models.config import load_model_config  # noqa: E402
+from tiny_shape import TINY  # noqa: E402
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 97,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
 SHAPES = {  # layers, heads, KV heads, hidden, intermediate, vocabulary, tied
     "llama-3.1-8b": (32, 32, 8, 4096, 14336, 128256, False),
     "llama-2-7b": (32, 32, 32, 4096, 11008, 32000, False),

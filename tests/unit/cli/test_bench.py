@@ -14,26 +14,15 @@ from typer.testing import CliRunner
 
 from fairlane.cli import app
 from fairlane.worker import loading
+from tiny_shape import TINY
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 97,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+SHORT = TINY | {"max_position_embeddings": 64}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
     file = tmp_path / "tiny.json"
-    file.write_text(json.dumps(TINY))
+    file.write_text(json.dumps(SHORT))
     return str(file)
 
 
@@ -69,7 +58,7 @@ def test_a_load_that_outgrows_the_cache_swaps_where_there_is_host_memory(
     settings: list[str], recomputes: bool, tmp_path: Path
 ) -> None:
     shape, out = tmp_path / "long.json", tmp_path / "out.json"
-    shape.write_text(json.dumps(TINY | {"max_position_embeddings": 512}))
+    shape.write_text(json.dumps(SHORT | {"max_position_embeddings": 512}))
     # 13 blocks each at first and 17 in the end: not for two in 28.
     flags = ["--model-config", str(shape), "--device", "cpu", "--set", "num_blocks=29", "--set", "threads=1", *settings]
     result = run("bench", *flags, "--run", "2x200x60", "--json", str(out))
