@@ -151,7 +151,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
 
 
 def _with_copies(model: StepModel, cells: Sequence[Cell]) -> StepModel:
-    """Copies run beside the step: one that they made longer tells how long a copy takes, one that they did not how long at most."""
+    """Copies run beside the step: one that they made longer tells how long a copy takes, another how long at most."""
     rates = [(cell.seconds / cell.work.copies, cell) for cell in cells if cell.work.copies]
     longer = [rate for rate, cell in rates if cell.seconds > _LONGER * model.seconds(cell.work._replace(copies=0))]
     if longer:

@@ -38,18 +38,22 @@ class Sweep:
         self._counter = WorkCounter()
         self._step_ids = count(1)
         self._held: list[int] = []
+        self._num_visits = 0
         self._samples: dict[Point, list[tuple[StepWork, float]]] = {}
 
-    def run(self, points: Sequence[Point], until_s: float, progress: Callable[[], None]) -> list[Cell]:
-        """Goes round the points until the clock says until_s; a point that was not reached has no cell. progress is told after
-        each. Raises StepError."""
-        self._visit(points[0])  # the first steps of a process are not like others
-        self._samples.clear()
-        for point in (point for _ in range(ROUNDS) for point in points):
-            if self._clock.now() >= until_s:
-                break
-            self._visit(point)
+    def run(self, points: Sequence[Point], until_s: float, progress: Callable[[], None]) -> None:
+        """Goes round the points until the clock says until_s, from where the run before ended. progress is told after each.
+        Raises StepError."""
+        if not self._num_visits:
+            self._visit(points[0])  # the first steps of a process are not like others
+            self._samples.clear()
+        while self._num_visits < ROUNDS * len(points) and self._clock.now() < until_s:
+            self._visit(points[self._num_visits % len(points)])
+            self._num_visits += 1
             progress()
+
+    def cells(self) -> list[Cell]:
+        """One for each point that was reached."""
         return [_cell(samples) for samples in self._samples.values()]
 
     def _visit(self, point: Point) -> None:

@@ -131,7 +131,8 @@ def _sweep(executor: Executor, config: WorkerConfig, budget_s: float) -> list[Ce
         start_s = clock.now()
         task = bar.add_task(f"{len(points)} kinds of steps", total=budget_s)
         sweep = Sweep(executor, config.pipeline_depth, clock)
-        cells = sweep.run(points, start_s + budget_s, lambda: bar.update(task, completed=clock.now() - start_s))
+        sweep.run(points, start_s + budget_s, lambda: bar.update(task, completed=clock.now() - start_s))
+    cells = sweep.cells()
     steps = sum(cell.steps for cell in cells)
     print(f"{steps:,} steps of {len(cells)} kinds out of {len(points)}, in {clock.now() - start_s:.0f} s")
     return cells

@@ -75,7 +75,10 @@ def test_a_sweep_finds_the_times_of_the_worker_and_asks_for_nothing_it_could_not
     executor = Known(clock)
     told: list[float] = []
     points = points_for(CONFIG, INFO)
-    cells = Sweep(executor, depth, clock).run(points, 1e9, lambda: told.append(clock.now()))
+    sweep = Sweep(executor, depth, clock)
+    for until_s in (5.0, 1e9):  # in two goes
+        sweep.run(points, until_s, lambda: told.append(clock.now()))
+    cells = sweep.cells()
     found = fit(cells)
     close = {name: pytest.approx(value, rel=0.03) for name, value in asdict(H100).items()}
     assert (executor.refused, len(cells), asdict(found.model), len(told) % len(points)) == ([], len(points), close, 0)
@@ -84,8 +87,9 @@ def test_a_sweep_finds_the_times_of_the_worker_and_asks_for_nothing_it_could_not
 def test_a_budget_ends_it_and_what_was_not_reached_has_no_cell() -> None:
     clock = FakeClock()
     points = points_for(CONFIG, INFO)
-    cells = Sweep(Known(clock), 0, clock).run(points, 1.0, lambda: None)
-    assert (0 < len(cells) < len(points), clock.now() < 2.0) == (True, True)
+    sweep = Sweep(Known(clock), 0, clock)
+    sweep.run(points, 1.0, lambda: None)
+    assert (0 < len(sweep.cells()) < len(points), clock.now() < 2.0) == (True, True)
 
 
 def test_only_what_fits_the_worker_is_measured() -> None:
@@ -104,6 +108,8 @@ def test_lengths_are_spread_about_the_context() -> None:
 
 def test_the_counts_of_a_cell_are_those_of_the_point() -> None:
     clock = FakeClock()
-    (cell,) = Sweep(Known(clock), 0, clock).run([Point(4, 128, 64)], 0.1, lambda: None)
+    sweep = Sweep(Known(clock), 0, clock)
+    sweep.run([Point(4, 128, 64)], 0.1, lambda: None)
+    (cell,) = sweep.cells()
     # Four that decode, of 128 tokens each on average and a few more once they are measured, and a prompt of 64.
     assert (cell.work._replace(context=0), cell.work.context) == (StepWork(5, 68, 0, 2048), pytest.approx(4 * 130, abs=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from random import Random
 
@@ -135,3 +136,16 @@ def test_a_shared_prefix_is_computed_once() -> None:
     asked = [SimRequest(float(number), "o/t0", "gold", 1040, 2, prefix=(4, 1 << 47)) for number in range(3)]
     counts = run(Workload("p", tuple(asked), ("gold",), 100.0), TiersPolicy.FCFS).counts[Account("o/t0", "gold")]
     assert (counts.prompt, counts.cached) == (1040 + 2 * 16, 2 * 1024)
+
+
+@pytest.mark.parametrize("policy", list(TiersPolicy))
+def test_requests_leave_no_cycles_so_that_nobody_has_to_look_for_them(policy: TiersPolicy) -> None:
+    simulation = Simulation(mixed(500), snapshot(policy), replace(SMALL, num_host_blocks=50))
+    gc.collect()
+    gc.disable()
+    try:
+        simulation.run()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found < 500  # the trees of the policies that were replaced
