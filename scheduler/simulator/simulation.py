@@ -4,7 +4,7 @@ workload, the policy and the shape; there is no chance in here."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -154,6 +154,13 @@ class Simulation:
         if delta.ended is not None:
             outcome.ended, outcome.ended_s = delta.ended, time_s
             self._router.ended(worker, time_s)
+
+    def decoded(self, worker: int, time_s: float, request_ids: Iterable[RequestId]) -> None:
+        """Observer of the workers."""
+        for request_id in request_ids:
+            outcome = self.outcomes[request_id]
+            if outcome.first_token_s is None:
+                outcome.first_token_s = time_s + self._shape.network_s
 
     def _arrive(self, number: int) -> None:
         planned = self._planned[number]
