@@ -10,6 +10,7 @@ import pytest
 
 from fairlane.calibrate.recorded import read_step_log
 from fairlane.clock import FakeClock
+from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.engine import Command
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime
@@ -17,6 +18,8 @@ from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOu
 from fairlane.scheduler.simulator.errors import SimulationInputError
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.step_work import StepWork
+from fairlane.worker.__main__ import build_engine
+from fairlane.worker.boxes import Connection, Received, WorkerBoxes
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.step_log import LoggedExecutor, StepLog, older, open_step_log
 
@@ -68,6 +71,35 @@ def test_the_log_says_what_the_worker_is(tmp_path: Path) -> None:
         num_blocks=9, block_size=4, max_num_seqs=2, max_num_resident=256, max_num_batched_tokens=8, max_model_len=256, depth=1
     )
     assert (found.shape, found.about) == (expected, {"model": "tiny", "device": "cpu"})
+
+
+class Sink:
+    def send(self, message: pb.FromWorker) -> None:
+        """Nobody listens."""
+
+
+def test_a_worker_writes_down_every_step_of_its_engine(tmp_path: Path) -> None:
+    path, clock = tmp_path / "steps", FakeClock()
+    boxes, connection = WorkerBoxes(INFO.vocab_size, clock), Connection(Sink())
+    log = StepLog(path, HEADER)
+    engine = build_engine(WorkerConfig(), FakeExecutor(INFO, clock), boxes, clock, log)
+    tiers = [pb.TierSpec(name="t", priority=1, weight=1, shaping="off")]
+    asked = pb.Add(
+        request_id=1,
+        tenant="o/t",
+        tier="t",
+        prompt_token_ids=[5, 6, 7],
+        max_tokens=4,
+        sampling=pb.WorkerSampling(temperature=0, top_p=1, repetition_penalty=1),
+    )
+    policy = pb.PolicySnapshot(generation=1, sha256="a", tiers_policy="fcfs", tiers=tiers)
+    for message in (pb.ToWorker(policy=policy), pb.ToWorker(add=asked)):
+        boxes.put_item(Received(connection, message))
+    while engine.turn(wait=False):
+        pass
+    log.close()
+    work = [work for work, _ in read_step_log(path, older(path)).steps]
+    assert work == [StepWork(1, 3, 0, 4), StepWork(1, 1, 3, 0), StepWork(1, 1, 4, 0), StepWork(1, 1, 5, 0)]
 
 
 def test_a_full_file_becomes_the_older_one_and_both_are_read(tmp_path: Path) -> None:
