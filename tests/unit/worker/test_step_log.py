@@ -90,6 +90,7 @@ def test_a_worker_writes_down_every_step_of_its_engine(tmp_path: Path) -> None:
         tier="t",
         prompt_token_ids=[5, 6, 7],
         max_tokens=4,
+        cache_mode="none",
         sampling=pb.WorkerSampling(temperature=0, top_p=1, repetition_penalty=1),
     )
     policy = pb.PolicySnapshot(generation=1, sha256="a", tiers_policy="fcfs", tiers=tiers)
