@@ -103,7 +103,7 @@ bench-simulator: setup ## How fast the simulator is (about two minutes)
 bench-replay: setup model ## The simulator against the real worker, recorded and replayed (about ten minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_replay.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
-bench-shaping: setup model ## VIPs under each shaping on the real worker: V1 and V2 (about five minutes)
+bench-shaping: setup model ## VIPs under each shaping on the real worker: V1 and V2 (about seven minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_shaping.py $(if $(JSON),--json $(JSON))
 
 bench-shares: setup model ## Weighted shares of four backlogged tenants on the real worker (about four minutes)

@@ -76,7 +76,7 @@ class Sweep:
             self._executor.result(in_flight.popleft()[0])
 
     def _steps(self, point: Point) -> Iterator[ScheduleOutput]:
-        """The same step again and again; the first one brings the sequences. Slots: decodes first, then the chunk's."""
+        """The same step again and again; the first one brings the sequences. Slots: decodes first, then the prompts'."""
         blocks = count(1)
         block_size, vocab_size = self._executor.info.block_size, self._executor.info.vocab_size
 
@@ -85,23 +85,24 @@ class Sweep:
             return NewSequence(slot, _tokens(slot, length, vocab_size), length, [table], _GREEDY)
 
         decoding = [new(slot, length + 1) for slot, length in enumerate(point.lengths())]
-        slots = list(range(point.decodes))
-        chunk = new(point.decodes, point.start + point.chunk) if point.chunk else None
+        slots = [sequence.slot for sequence in decoding]
+        prompts = [new(slot, point.start + chunk) for slot, chunk in enumerate(point.chunks(), point.decodes)]
         swapped = [(next(blocks), host) for host in range(point.copies)]
-        released, self._held = self._held, [*slots, *([point.decodes] if chunk else [])]
-        # A prompt's first chunk comes with its sequence; the scheduler sends one that goes on no more.
-        scheduled = [ScheduledSequence(chunk.slot, point.start, point.chunk, not point.start)] if chunk else []
+        released, self._held = self._held, [*slots, *(sequence.slot for sequence in prompts)]
+        # A prompt's first chunk comes with its sequence and is all of it; one that goes on is known and samples nothing yet.
+        begins = not point.start
+        scheduled = [ScheduledSequence(one.slot, point.start, len(one.token_ids) - point.start, begins) for one in prompts]
         first = [ScheduledSequence(slot, length, 1, True) for slot, length in enumerate(point.lengths())]
         yield ScheduleOutput(
             next(self._step_ids),
             released_slots=released,
-            new=[*decoding, *([chunk] if chunk else [])],
+            new=decoding + prompts,
             scheduled=scheduled + first,
         )
         while True:
             yield ScheduleOutput(
                 next(self._step_ids),
-                new=[chunk] if chunk is not None and not point.start else [],
+                new=prompts if begins else [],
                 scheduled=scheduled,
                 decode_slots=slots,
                 swap_out=swapped,

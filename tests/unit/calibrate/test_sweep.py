@@ -96,7 +96,7 @@ def test_only_what_fits_the_worker_is_measured() -> None:
     small = ExecutorInfo("small", 1000, 600, 16, 100, (2,))
     points = points_for(WorkerConfig(max_num_seqs=8, max_num_batched_tokens=100, max_prefill_chunk=40), small)
     most = [max(getattr(p, name) for p in points) for name in ("decodes", "chunk", "copies")]
-    ends = max(max([*p.lengths(), p.start + p.chunk]) for p in points)
+    ends = max(max([*p.lengths(), *(p.start + chunk for chunk in p.chunks())]) for p in points)
     blocks = max(p.num_blocks(16) for p in points)
     assert (most, ends < 600, blocks < 100, Point(8, 128) in points) == ([8, 40, 0], True, True, True)
 
@@ -109,7 +109,7 @@ def test_lengths_are_spread_about_the_context() -> None:
 def test_the_counts_of_a_cell_are_those_of_the_point() -> None:
     clock = FakeClock()
     sweep = Sweep(Known(clock), 0, clock)
-    sweep.run([Point(4, 128, 64)], 0.1, lambda: None)
+    sweep.run([Point(4, 128, 64, prompts=2)], 0.1, lambda: None)
     (cell,) = sweep.cells()
-    # Four that decode, of 128 tokens each on average and a few more once they are measured, and a prompt of 64.
-    assert (cell.work._replace(context=0), cell.work.context) == (StepWork(5, 68, 0, 2048), pytest.approx(4 * 130, abs=8))
+    # Four that decode, of 128 tokens each on average and a few more once they are measured, and two prompts of 32.
+    assert (cell.work._replace(context=0), cell.work.context) == (StepWork(6, 68, 0, 1024), pytest.approx(4 * 130, abs=8))
