@@ -3,7 +3,7 @@ recorder writes of a run under FCFS is replayed in the simulator under the same 
 both of `fairlane calibrate`'s ways: by a sweep, in slices between the runs, and from recorded steps, those of the first repeat,
 which is then compared with the others only. Several loads, each served several times; a figure is of all their requests together.
 
-    python benchmarks/bench_replay.py [--json FILE] [--loads 4] [--repeats 2] [--clock work|wall]
+    python benchmarks/bench_replay.py [--json FILE] [--loads 3] [--repeats 2] [--clock work|wall]
 
 By default time is what the worker's one thread computes (work_clock.py), so that others on the machine disturb little;
 --clock wall is for a machine of one's own. The noise column is how far a figure differs between repeats, the same runs each:
@@ -170,7 +170,7 @@ def worst(rows: Sequence[dict[str, Any]], figure: str, off: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=4, help="how many (default 4)")
+    parser.add_argument("--loads", type=int, default=3, help="how many (default 3)")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each load under each policy (default 2)")
     parser.add_argument("--slice", type=float, default=6.0, help="seconds of calibration before each run (default 6)")
     parser.add_argument("--clock", choices=("work", "wall"), default="work", help="what time is (default work)")
