@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-shares bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-replay bench-shares bench-shaping bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -99,6 +99,12 @@ bench-policies: setup ## The policies' promises in the simulator, over five seed
 
 bench-simulator: setup ## How fast the simulator is (about two minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_simulator.py $(if $(JSON),--json $(JSON))
+
+bench-replay: setup model ## The simulator against the real worker, recorded and replayed (about ten minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_replay.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-shaping: setup model ## VIPs under each shaping on the real worker: V1 and V2 (about seven minutes)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_shaping.py $(if $(JSON),--json $(JSON))
 
 bench-shares: setup model ## Weighted shares of four backlogged tenants on the real worker (about four minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_shares.py $(if $(JSON),--json $(JSON))
