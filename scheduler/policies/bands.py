@@ -131,7 +131,7 @@ class BandPolicy:
     def skip_step(self, now_s: float) -> None:
         """Nobody prefills, and nobody was left out, else this would be another kind of step."""
         if self._min.guarantees:
-            self._min.open_bucket(now_s)
+            self._min.advance(now_s)
             if self._backlog_changed:
                 self._backlog_changed = False
                 self._set_backlogged({})
