@@ -39,13 +39,14 @@ def run(
     *,
     tiers: tuple[Tier, ...] | None = None,
     gap_ms: float | None = None,
+    predict: bool = False,
     sample_s: float = 1.0,
     charges: bool = False,
 ) -> SimResult:
     """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged."""
     tiers = tiers or tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
     nodes = tuple(NodeShare(node, workload.weights.get(node, 1.0)) for node in workload.nodes if node.count("/") == 1)
-    snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms)
+    snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms, predict_output=predict)
     simulation = Simulation(workload, snapshot, shape, sample_s=sample_s)
     return run_with_ledger(simulation) if charges else simulation.run()
 
