@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from policy_runs import RUNS, Numbers
+from policy_runs import ADVERSARIES, RUNS, Numbers
 from report import console, print_checks, print_rows, write_json
 from rich.progress import track
 
@@ -35,6 +35,7 @@ class Promise(NamedTuple):
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
+_GAINS = tuple(f"gain {name}" for name in ("W4", "W4 gap", "W12", "W12 gap"))
 _TIGHT = tuple(f"{name} tight" for name in _ALL)
 PROMISES = (
     Promise("F1", "FAIR: interval gap / 2U", "F1", _ALL, most=1.0, always=True),
@@ -52,7 +53,10 @@ PROMISES = (
     Promise("F4-var", "Arena: service difference / FCFS, variance", "F4", ("var",), most=0.21),
     Promise("F5-p50", "Arena: small clients' TTFT p50 / FCFS", "F4", ("p50",), most=0.05),
     Promise("F5-p99", "Arena: small clients' TTFT p99 / FCFS", "F4", ("p99",), most=0.2),
+    Promise("F6-gain", "a returning client's lead / U, and / 2(theta + c_step)", "F6", _GAINS, most=1.0, always=True),
+    Promise("F6-ttft", "a steady client's TTFT p99 after a return / if nobody was silent", "F6", ("ttft",), most=1.2),
     Promise("F7", "org B's service when org A grows by 100 users", "F7", ("change",), most=0.01),
+    Promise("A1", "an adversary's charges by roofline / an honest organisation's", "A1", ADVERSARIES, most=1.05),
     Promise("V1-gentle", "VIP TTFT p99 / alone, gentle", "V", ("gentle ttft",), most=1.3),
     Promise("V1-gentle-rate", "tokens/s / FCFS, gentle", "V", ("gentle rate",), least=0.98),
     Promise("V1-balanced", "VIP TTFT p99 / alone, balanced", "V", ("balanced ttft",), most=1.15),
@@ -76,12 +80,10 @@ PROMISES = (
 )
 # With their reasons; T1 and T2 are bench_scheduler.py's.
 LEFT_OUT = {
-    "F6": "the gain of a returning client is not measured yet",
     "F8": "needs several gateways that share counters",
     "F9": "needs the ledgers of all cost functions",
     "L1": "needs the locality window",
     "D1, D2, D3": "need the deadline policy",
-    "A1": "needs the roofline cost",
 }
 
 

@@ -23,6 +23,7 @@ from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.policies.guard import GuardedPolicy
+from fairlane.scheduler.prediction import OutputPredictor
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
@@ -108,6 +109,7 @@ class Scheduler:
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
         self.holding = Holding(clock.now())
+        self.outputs = OutputPredictor()
         self.census = Census()
         self.decisions = DecisionLog()
         self.num_preemptions = 0
@@ -179,6 +181,7 @@ class Scheduler:
             self.blocks.free(sequence.request_id)
         if error[0] in OUR_FAULTS:
             self._refund(sequence)
+        self.outputs.ended(sequence)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -207,8 +210,9 @@ class Scheduler:
         self.census.runs(sequence, -1)
         self._released_slots.append(self.running.remove(sequence))
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """A waiting sequence, which has got its blocks, runs: it leaves the queue and gets a slot."""
+        self.outputs.expect(sequence, self.cost, num_cached_tokens)
         self.policy.on_admit(sequence)
         self.policy.pop(sequence)
         self.running.add(sequence)

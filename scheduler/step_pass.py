@@ -364,7 +364,7 @@ class StepPass:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
             self._announce_start(sequence, num_cached)
-        self._scheduler.admit(sequence)
+        self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)

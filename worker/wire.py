@@ -97,6 +97,7 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         cost=_enum(CostName, wire.cost or CostName.TOKENS.value),
         within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
         plugin=wire.plugin,
+        predict_output=wire.predict_output,
     )
 
 

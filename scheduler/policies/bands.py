@@ -56,7 +56,10 @@ class BandPolicy:
         self._band = band
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
-        self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
+        self._trees = [
+            WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier, predicts=snapshot.predict_output)
+            for _ in range(self._top_band + 1)
+        ]
         if self._deadlines.active:  # below all bands: by arrival, who could not start in time
             self._trees[0] = WaitTree(WithinTier.FCFS, self._tiers, shares, self._caps, by_tier=by_tier)
         self._ranked = self._trees[1:] if self._deadlines.active else self._trees
@@ -131,7 +134,7 @@ class BandPolicy:
     def skip_step(self, now_s: float) -> None:
         """Nobody prefills, and nobody was left out, else this would be another kind of step."""
         if self._min.guarantees:
-            self._min.open_bucket(now_s)
+            self._min.advance(now_s)
             if self._backlog_changed:
                 self._backlog_changed = False
                 self._set_backlogged({})
@@ -265,6 +268,11 @@ class BandPolicy:
             self._trees[band].charge(payer, cost, ledger)
         if cost > 0:  # a refund does not give the worker's time back
             self._min.charge(payer, cost)
+
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        band = self._band.get(payer.tier)
+        if band is not None:
+            self._trees[band].unexpect(payer, cost)
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)
