@@ -44,7 +44,6 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
-        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
@@ -102,9 +101,6 @@ class StepPass:
             if self._look_again:
                 self._look_again = False
                 head, head_rank = self._peek(), None
-                while head is not None and policy.rank(head) < self._known_before:
-                    self._pass_over(head)
-                    head = self._peek()
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -126,10 +122,14 @@ class StepPass:
         """The waiting head; None where it is known that none gets in."""
         return None if self._known is not None else self._policy.peek()
 
-    def _forget_known(self) -> None:
-        """What earlier steps found about admission is not true any more, and another may be the head."""
+    def _ask_again(self) -> None:
+        """Something is given back: what was found about admission is not true any more, neither by earlier steps nor in this one.
+        Heads that were passed over come before whoever would get what they could use now."""
         self._look_again = True
         self._known = None
+        self._num_passed_over = self._held_back = 0
+        self._passed_over.clear()
+        self._policy.end_step()
 
     # -- the decode lane -----------------------------------------------------------------------------------------------
 
@@ -424,9 +424,7 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
-        if self._known is not None:
-            self._known_before = self._policy.rank(gainer)
-        self._forget_known()
+        self._ask_again()
         for victim in victims:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK

@@ -10,7 +10,7 @@ import pytest
 
 from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, snapshot, world
 from fairlane.scheduler.fake_executor import StepTime
-from fairlane.scheduler.request import RequestId, Sequence
+from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.tenancy import Tier
 
 
@@ -324,3 +324,20 @@ def test_max_wait_ends_who_was_never_placed_and_nobody_else() -> None:
     d.run_until_idle()
     assert d.transcripts[RequestId(1)].ended.error_reason == ""
     assert d.transcripts[RequestId(2)].ended.error_reason == "QUEUE_TIMEOUT"
+
+
+def test_what_a_growing_sequence_frees_goes_to_the_head_it_was_too_late_for_not_to_a_lower_tier() -> None:
+    """10 blocks: standard holds 3, batch 6. Neither waiting request fits. When standard needs its fifth block, batch loses all of
+    its own: gold, which was passed over before that in the same step, fits now, and goes before the other batch request."""
+    d = world(num_blocks=10, budget=256, tiers=(GOLD, Tier("standard", 50), Tier("batch", 10)))
+    d.add(request(1, "standard", prompt=47, max_tokens=40))
+    d.add(request(2, "batch", prompt=95, max_tokens=40))
+    for _ in range(3):
+        d.turn()
+    victim = d.scheduler.sequence(RequestId(2))
+    victim.num_evictions = 3  # immune to eviction for rank
+    d.add(request(3, "gold", prompt=60, max_tokens=4))
+    d.add(request(4, "batch", prompt=10, max_tokens=4))
+    while victim.status is SequenceStatus.RUNNING:
+        d.turn()
+    assert [n for n in (3, 4) if any(delta.started for delta in d.transcripts[RequestId(n)].deltas)] == [3]
