@@ -12,6 +12,7 @@ from typing import NamedTuple
 from policy_runs import SHAPE, Numbers
 
 from fairlane.scheduler.simulator.outcome import Outcome
+from fairlane.scheduler.simulator.report import percentile
 from fairlane.scheduler.simulator.scene import Scene, stream, together
 from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.traces import SAMPLES, load_trace
@@ -146,3 +147,22 @@ def d2(seed: int) -> Numbers:
         jobs += len(result.outcomes)
         misses += round((1 - kept(result, tiers)) * len(result.outcomes))
     return {"misses": misses, "jobs": jobs}
+
+
+# -- how long a wait was said to be ------------------------------------------------------------------------------------------
+
+QUEUED_S = 0.5  # who waits less is not queued in any sense that a client would ask about
+
+
+def d3(seed: int) -> Numbers:
+    """For half of those who queue, how far what they were told when they came is from how long they waited, as a part of that."""
+    found: Numbers = {}
+    for policy in (TiersPolicy.FCFS, TiersPolicy.FAIR, TiersPolicy.VIP):
+        result = run(mixed(seed, 1.5), policy, WithinTenant.FCFS)
+        errors = [
+            abs(outcome.estimated_wait_s / outcome.queue_s - 1)
+            for outcome in result.outcomes
+            if outcome.estimated_wait_s is not None and outcome.queue_s is not None and outcome.queue_s > QUEUED_S
+        ]
+        found[policy.value] = percentile(errors, 0.5)
+    return found

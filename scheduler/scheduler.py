@@ -30,6 +30,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
+from fairlane.scheduler.wait_estimate import WaitEstimate
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
 OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
@@ -110,6 +111,7 @@ class Scheduler:
         self.holding = Holding(clock.now())
         self.census = Census()
         self.decisions = DecisionLog()
+        self.waits = WaitEstimate()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._clock = clock
@@ -132,11 +134,15 @@ class Scheduler:
         sequence = Sequence(request, self._arrivals, HashChain(request.cache_domain, self.blocks.block_size))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self.policy.push(sequence, self._clock.now())
+        now_s, ahead = self._clock.now(), self.waits.num_waiting(sequence.payer)
+        self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
             self.settlement = None
-        self.delta(sequence).queue_position = self.policy.position(sequence)
+        delta = self.delta(sequence)
+        delta.queue_position = position = self.policy.position(sequence)
+        delta.estimated_wait_s = self.waits.wait_s(sequence.payer, ahead, position, now_s)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
         """Records a `failed` outcome for a request that was never queued."""
@@ -173,6 +179,7 @@ class Scheduler:
             self.policy.remove(sequence)
             self.swaps.drop(sequence)
             self.census.waits(sequence, -1)
+            self.waits.leave(sequence)
             self._unsettle_unless_only_a_slot_helps()
         else:
             self._leave(sequence)
@@ -215,7 +222,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.census.waits(sequence, -1)
         self.census.runs(sequence, 1)
-        self.decisions.admitted(self._clock.now())
+        self.waits.admit(sequence, self._clock.now(), self._step_id)
 
     def requeue(self, sequence: Sequence) -> PreemptionKind:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens, and with what it has
@@ -230,6 +237,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         return PreemptionKind.SWAPPED if swapped else PreemptionKind.RECOMPUTED
 
     # -- steps ---------------------------------------------------------------------------------------------------------

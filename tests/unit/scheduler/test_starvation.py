@@ -345,7 +345,7 @@ def test_what_a_growing_sequence_frees_goes_to_the_head_it_was_too_late_for_not_
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_two_that_must_grow_do_not_wait_for_each_other_for_ever(depth: int) -> None:
-    """9 blocks, 4 each at the start. Whose tier is below its min ranks first and takes the ninth; when it needs another it may not
+    """9 blocks, 4 each at the start. Whose tier is below its min ranks first and takes the ninth; for another it may not
     take gold's, so gold, which needs one too, takes its."""
     d = world(num_blocks=9, budget=256, tiers=(GOLD, Tier("batch", 10, min_share=0.9)), depth=depth, prefix_caching=False)
     asked = [request(n, tier, prompt=60, max_tokens=40) for n, tier in ((1, "gold"), (2, "batch"), (3, "batch"))]
