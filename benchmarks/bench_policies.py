@@ -81,6 +81,7 @@ PROMISES = (
     Promise("C2-vip", "VIP tokens/s / FCFS, KV tight", "C", tuple(f"vip tight {w}" for w in _EVEN), least=0.95),
     Promise("C3", "seconds with work and no step", "C", ("stalled",), most=0, always=True),
     Promise("D1", "requests that keep their targets at 1.0x load / FCFS", "D1", ("goodput",), least=1.2),
+    Promise("C1-deadline", "DEADLINE tokens/s / FCFS, KV ample", "D1", ("rate",), least=0.98),
     Promise("D1-top", "top tier's misses at 2x load", "D1", ("chat missed at 2x",), most=0.01),
     Promise("D2", "misses of sets of jobs that EDF can do", "D2", ("misses",), most=0, always=True),
     Promise("D3", "wait estimate's error, p50 of queued, FCFS and FAIR", "D3", ("fcfs", "fair"), most=0.3),

@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from policy_runs import SHAPE, Numbers
+from policy_runs import SHAPE, Numbers, tokens
 
 from fairlane.scheduler.simulator.outcome import Outcome
 from fairlane.scheduler.simulator.report import percentile
@@ -74,13 +74,14 @@ def kept(result: SimResult, tiers: Iterable[Tier]) -> float:
 
 
 def d1(seed: int) -> Numbers:
-    """Requests that keep their targets at capacity, over FCFS; and how many of the top tier do not at twice that."""
+    """Requests that keep their targets at capacity, and tokens, over FCFS; and how many of the top tier do not at twice that."""
     fcfs, deadline = (
-        kept(run(mixed(seed, 1.0), policy, within), TIERS)
+        run(mixed(seed, 1.0), policy, within)
         for policy, within in ((TiersPolicy.FCFS, WithinTenant.FCFS), (TiersPolicy.VIP, WithinTenant.DEADLINE))
     )
     overload = run(mixed(seed, 2.0), TiersPolicy.VIP, WithinTenant.DEADLINE)
-    return {"goodput": deadline / fcfs, "chat missed at 2x": 1 - kept(overload, TIERS[:1])}
+    goodput = kept(deadline, TIERS) / kept(fcfs, TIERS)
+    return {"goodput": goodput, "rate": tokens(deadline) / tokens(fcfs), "chat missed at 2x": 1 - kept(overload, TIERS[:1])}
 
 
 # -- sets of jobs that can all be on time ------------------------------------------------------------------------------------
