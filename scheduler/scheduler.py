@@ -1,7 +1,6 @@
 """The Scheduler: which sequences compute which tokens in the next step, on which blocks. It does no I/O and takes the time
-from its Clock; the engine loop (engine.py) launches what it returns and feeds the results back through update().
-
-One ranked pass (step_pass.py) builds a step; this file keeps the state around it: requests in, results in, requests out.
+from its Clock; the engine loop (engine.py) launches what it returns and feeds the results back through update(). One ranked pass
+(step_pass.py) builds a step; this file keeps the state around it: requests in, results in, requests out.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
+from fairlane.scheduler.wait_estimate import WaitEstimate
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
 OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
@@ -112,6 +112,7 @@ class Scheduler:
         self.outputs = OutputPredictor()
         self.census = Census()
         self.decisions = DecisionLog()
+        self.waits = WaitEstimate()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._clock = clock
@@ -134,11 +135,15 @@ class Scheduler:
         sequence = Sequence(request, self._arrivals, HashChain(request.cache_domain, self.blocks.block_size))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self.policy.push(sequence, self._clock.now())
+        now_s, ahead = self._clock.now(), self.waits.num_waiting(sequence.payer)
+        self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
             self.settlement = None
-        self.delta(sequence).queue_position = self.policy.position(sequence)
+        delta = self.delta(sequence)
+        delta.queue_position = position = self.policy.position(sequence)
+        delta.estimated_wait_s = self.waits.wait_s(sequence.payer, ahead, position, now_s)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
         """Records a `failed` outcome for a request that was never queued."""
@@ -175,6 +180,7 @@ class Scheduler:
             self.policy.remove(sequence)
             self.swaps.drop(sequence)
             self.census.waits(sequence, -1)
+            self.waits.leave(sequence)
             self._unsettle_unless_only_a_slot_helps()
         else:
             self._leave(sequence)
@@ -219,7 +225,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.census.waits(sequence, -1)
         self.census.runs(sequence, 1)
-        self.decisions.admitted(self._clock.now())
+        self.waits.admit(sequence, self._clock.now(), self._step_id)
 
     def requeue(self, sequence: Sequence) -> PreemptionKind:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens, and with what it has
@@ -234,6 +240,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         return PreemptionKind.SWAPPED if swapped else PreemptionKind.RECOMPUTED
 
     # -- steps ---------------------------------------------------------------------------------------------------------

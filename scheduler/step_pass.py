@@ -44,7 +44,6 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
-        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
@@ -58,6 +57,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
@@ -100,11 +100,7 @@ class StepPass:
         head, head_rank = self._peek(), None
         while True:
             if self._look_again:
-                self._look_again = False
-                head, head_rank = self._peek(), None
-                while head is not None and policy.rank(head) < self._known_before:
-                    self._pass_over(head)
-                    head = self._peek()
+                self._look_again, head, head_rank = False, self._peek(), None
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -126,10 +122,11 @@ class StepPass:
         """The waiting head; None where it is known that none gets in."""
         return None if self._known is not None else self._policy.peek()
 
-    def _forget_known(self) -> None:
-        """What earlier steps found about admission is not true any more, and another may be the head."""
-        self._look_again = True
-        self._known = None
+    def _ask_again(self) -> None:
+        """Something is given back: heads that were passed over come before whoever would get what they could use now."""
+        self._look_again, self._known, self._num_passed_over, self._held_back = True, None, 0, 0
+        self._passed_over.clear()
+        self._policy.end_step()
 
     # -- the decode lane -----------------------------------------------------------------------------------------------
 
@@ -266,13 +263,20 @@ class StepPass:
             return False
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
-            candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            victims = cheapest(candidates, missing, 0, self._policy, self._blocks)
+            victims = cheapest(self._yielding_to(sequence), missing, 0, self._policy, self._blocks)
             if victims is None:
+                self._stuck.append(sequence)
                 return False
             self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
         self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
+
+    def _yielding_to(self, grower: Sequence) -> list[Sequence]:
+        """Those that rank after it, and those before it that are stuck because they may not take its own blocks in turn (a
+        minimum share is owed to them), or neither would ever get on."""
+        may_take = self._policy.may_take
+        stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
+        return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
@@ -424,9 +428,7 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
-        if self._known is not None:
-            self._known_before = self._policy.rank(gainer)
-        self._forget_known()
+        self._ask_again()
         for victim in victims:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK

@@ -54,6 +54,7 @@ class BandPolicy:
             band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
+        self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [
@@ -73,7 +74,7 @@ class BandPolicy:
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
-        self.ranks_change = self._fair or bool(self._min.guarantees)
+        self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -81,6 +82,7 @@ class BandPolicy:
     def begin_step(self, now_s: float) -> None:
         self._min.advance(now_s)
         self._relegate(now_s)
+        self._deadlines.sort_places(self._tree)
         while self._promotions and self._promotions[0][0] <= now_s:
             due_s, ticket, request_id = heappop(self._promotions)
             stay = self._stays.get(request_id)
@@ -117,6 +119,10 @@ class BandPolicy:
             stays = self._stays
             self._promotions = [entry for entry in self._promotions if entry[2] in stays and stays[entry[2]].ticket == entry[1]]
             heapify(self._promotions)
+
+    def _leaf(self, sequence: Sequence) -> Payer | str:
+        """What it shares with those among whom deadlines sort."""
+        return sequence.payer if self._by_tier else sequence.request.tenant
 
     def _tree(self, sequence: Sequence, risen: int = 0) -> WaitTree:
         return self._trees[self._band[sequence.request.tier] + risen]
@@ -257,10 +263,12 @@ class BandPolicy:
         sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
         self._tree(sequence).adopt(sequence)
+        self._deadlines.runs(sequence, self._leaf(sequence))
 
     def on_release(self, sequence: Sequence) -> None:
         self._tree(sequence).release(sequence)
         self._caps.remove(sequence.request.tenant)
+        self._deadlines.runs_no_more(sequence, self._leaf(sequence))
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)
