@@ -17,6 +17,7 @@ from fairlane.scheduler.simulator.scene import Scene, stream, together
 from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.traces import SAMPLES, load_trace
 from fairlane.scheduler.simulator.workload import SimRequest, Workload, in_order
+from fairlane.scheduler.step_work import work_of
 from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTenant
 
 # What an operator would promise: a chat, an ordinary call, work for later. With the part of all requests that each makes.
@@ -125,7 +126,7 @@ def schedulable(random: Random, load: float) -> list[Job]:
     """Six seconds of jobs that EDF does on time on a machine as slow as the worker's slowest steps, with three to spare: one is
     under way when a job comes, one launched ahead, and the last chunk need not fill its own. Who would be late stays away."""
     budget = SHAPE.max_num_batched_tokens
-    step_s = SHAPE.step.seconds(0, 0, [(LONGEST_PROMPT, budget)]) + SHAPE.max_num_seqs * SHAPE.step.sequence_s
+    step_s = SHAPE.step.seconds(work_of(0, 0, [(LONGEST_PROMPT, budget)])) + SHAPE.max_num_seqs * SHAPE.step.sequence_s
     jobs, now_s = list[Job](), 0.0
     while (now_s := now_s + random.expovariate(load * budget / step_s / MEAN_PROMPT)) < 6.0:
         tier = random.randrange(len(TARGETS_S))
