@@ -52,7 +52,8 @@ class ChunkRule:
 class DecodeTuning:
     """block_n: keys per tile. num_warps, num_stages: of the persistent kernel, as Triton takes them. programs_per_sm: of its
     grid. short_*: the short kernel's, short_heads being KV heads per program. combine_*: how the combining
-    kernel joins partial results (decode_combine's arguments)."""
+    kernel joins partial results (decode_combine's arguments). fuse_rope_rows: sequences in a step up to which the persistent
+    kernel does rope_norm_write's work too (rope_decode.py); 0: never. It changes no bit."""
 
     block_n: int = 64
     num_warps: int = 4
@@ -65,6 +66,7 @@ class DecodeTuning:
     combine_few_heads: int = 4
     combine_stages: int = 3
     combine_warps: int = 4
+    fuse_rope_rows: int = 64
     chunks: ChunkRule = field(default_factory=ChunkRule)
 
     def __post_init__(self) -> None:
