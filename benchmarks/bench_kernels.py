@@ -28,7 +28,7 @@ from gpu_timing import GraphTimer, WallTimer
 from kernel_case import Case, World
 from report import print_checks, print_rows, write_csv, write_json
 
-GROUPS = ("decode", "cascade", "prefill", "small", "linear", "sample", "copy")
+GROUPS = ("decode", "rope", "cascade", "prefill", "small", "linear", "sample", "copy")
 SWEEP_S = 280.0  # what is not tried by then is left out
 
 
@@ -72,10 +72,11 @@ def cases_of(groups: Sequence[str], block_sizes: Sequence[int]) -> list[Case]:
     # Imported here: Triton must learn from the environment first whether it interprets.
     from attention_cases import cascade_cases, decode_cases, prefill_cases
     from linear_cases import linear_cases
+    from rope_cases import rope_cases
     from sample_cases import copy_cases, sample_cases
     from small_cases import small_cases
 
-    attention = decode_cases, cascade_cases, prefill_cases
+    attention = decode_cases, rope_cases, cascade_cases, prefill_cases
     cases = [case for size in block_sizes for cases_of_one in attention for case in cases_of_one(size)]
     cases += [*small_cases(block_sizes[0]), *linear_cases(), *sample_cases(), *copy_cases()]
     return sorted((case for case in cases if case.group in groups), key=lambda case: GROUPS.index(case.group))

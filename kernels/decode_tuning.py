@@ -76,6 +76,8 @@ class DecodeTuning:
             raise ValueError(f"chunks of {self.chunks.sizes} keys do not hold whole tiles of {self.block_n}")
         if min(self.num_warps, self.num_stages, self.programs_per_sm, self.short_heads, self.short_stages) < 1:
             raise ValueError(f"counts must be positive, got {self}")
+        if self.fuse_rope_rows < 0:
+            raise ValueError(f"fuse_rope_rows must not be negative, got {self.fuse_rope_rows}")
 
     def programs_that_fit(self, head_dim: int, group_size: int, dtype: torch.dtype) -> int:
         """programs_per_sm, or fewer where shared memory holds fewer at once: each has its tiles of K and V, q and the shares."""

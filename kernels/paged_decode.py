@@ -10,6 +10,9 @@ left. Which program computes an item changes no bit of it. The G query heads tha
 A key's address takes its block's id, and that load would stall the loop: each iteration loads the ids of the next one's keys
 and carries them, so that copies of K and V run num_stages - 1 tiles ahead (checked in the generated code: an id loaded in the
 same iteration halves the number of tiles in flight).
+
+Given a step's new tokens as the product left them, a program turns the q it needs itself, and the one with a sequence's last key
+puts that into the cache first (new_tokens.py; rope_decode.py says why no other can miss it).
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fairlane.kernels.decode_sched import DecodeWorkspace
+from fairlane.kernels.decode_tuning import padded
 from fairlane.kernels.new_tokens import NewTokens, check_new_tokens
 from fairlane.kernels.paged_decode import paged_decode, takes_new_tokens
-from fairlane.kernels.rope_norm_write import rope_norm_write
+from fairlane.kernels.rope_norm_write import default_config, rope_norm_write
 
 
 def rope_decode(
@@ -38,8 +39,7 @@ def rope_decode(
     that these two give. What new.qkv holds afterwards is undefined. Arguments are theirs, and so are the errors. The launches
     depend on shapes, the schedule and the tuning's fuse_rope_rows."""
     rows, head_dim = len(new.qkv), kv.shape[4]
-    normed_alike = (new.q_norm is None) == (new.k_norm is None)
-    if normed_alike and rows <= workspace.tuning.fuse_rope_rows and takes_new_tokens(workspace, window):
+    if _fits(new, workspace) and rows <= workspace.tuning.fuse_rope_rows and takes_new_tokens(workspace, window):
         check_new_tokens(new, kv, num_heads, rows)
         q = new.qkv[:, : num_heads * head_dim].view(rows, num_heads, head_dim)
         return paged_decode(
@@ -50,3 +50,15 @@ def rope_decode(
         num_heads=num_heads, q_norm=new.q_norm, k_norm=new.k_norm, eps=new.eps,
     )  # fmt: skip
     return paged_decode(q, kv, block_table, seq_lens, scale=scale, workspace=workspace, out=out, window=window, softcap=softcap)
+
+
+def _fits(new: NewTokens, workspace: DecodeWorkspace) -> bool:
+    """Whether one kernel would give the bits of two: a norm's sum is taken first within a thread, then across threads, so in
+    both a thread must hold as many neighbouring columns of a head."""
+    if new.q_norm is None or new.k_norm is None:
+        return new.q_norm is new.k_norm
+    head_dim, itemsize = workspace.head_dim, workspace.dtype.itemsize
+    rope, tile = default_config(head_dim), padded(workspace.num_heads // workspace.num_kv_heads) * padded(head_dim)
+    alone = rope.heads * (1 << (head_dim // 2 - 1).bit_length()) // (32 * rope.num_warps)
+    within = tile // (32 * workspace.tuning.num_warps)
+    return min(alone, 16 // itemsize) == min(within, 16 // itemsize)

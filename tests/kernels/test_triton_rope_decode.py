@@ -87,14 +87,15 @@ class Result:
 
 def run(
     step: Step, fuse_rows: int, *, window: int | None = None, softcap: float | None = None, max_seq_len: int | None = None,
-    group: PrefixGroup | None = None, max_items: int = 60, num_programs: int = 3,
+    group: PrefixGroup | None = None, max_items: int = 60, num_programs: int = 3, num_warps: int = 4,
 ) -> Result:  # fmt: skip
     """Also claims that nothing around `out` was written."""
     case, lens = step.case, step.lens
     batch, num_heads, head_dim = case.q.shape
     workspace = DecodeWorkspace(
         batch + 1, max_items, num_heads, case.kv.shape[2], head_dim, torch.device("cpu"), case.q.dtype,
-        block_size=case.kv.shape[3], windows=frozenset({window}), tuning=replace(TUNING, fuse_rope_rows=fuse_rows),
+        block_size=case.kv.shape[3], windows=frozenset({window}),
+        tuning=replace(TUNING, fuse_rope_rows=fuse_rows, num_warps=num_warps),
         num_programs=num_programs, prefix=None if group is None else PrefixTuning(block_n=16),
     )  # fmt: skip
     workspace.part_o.fill_(NAN)
@@ -216,6 +217,12 @@ def test_groups_that_fill_the_tile_take_two_kernels() -> None:
 def test_models_that_norm_one_of_q_and_k_take_two_kernels() -> None:
     step = make_step([20, 5], normed=True)
     assert same_bits(replace(step, new=replace(step.new, k_norm=None)), fused=False)
+
+
+@pytest.mark.parametrize(("normed", "num_warps", "fused"), [(True, 4, True), (True, 16, False), (False, 16, True)])
+def test_a_norm_that_would_be_summed_in_another_order_takes_two_kernels(normed: bool, num_warps: int, fused: bool) -> None:
+    # Of 64 columns a thread of 128 holds 4 neighbours at float32, one of 512 holds 2.
+    assert same_bits(make_step([20, 5], 4, 2, 64, normed=normed), num_warps=num_warps, fused=fused)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4])
