@@ -188,6 +188,20 @@ def test_a_stale_table_entry_that_names_a_new_tokens_block_is_not_followed() -> 
     assert same_bits(step)
 
 
+@pytest.mark.parametrize(("num_items", "written"), [(2, False), (3, True)])
+def test_only_the_item_with_the_last_key_writes_it(num_items: int, written: bool) -> None:
+    step = make_step([70])  # the items of 32, 32 and 6 keys, in this order
+    case, pool = step.case, step.case.pool.clone()
+    workspace = DecodeWorkspace(1, 8, 4, 2, 16, torch.device("cpu"), torch.float32, tuning=TUNING, num_programs=2)
+    workspace.schedule(step.lens)
+    workspace.schedule_of(None).num_items.fill_(num_items)
+    rope_decode(
+        step.new, pool[:, LAYER], case.block_table, step.lens,
+        num_heads=4, scale=SCALE, workspace=workspace, out=torch.empty(1, 4, 16),
+    )  # fmt: skip
+    assert torch.equal(bits(pool), bits(case.pool)) is not written
+
+
 @pytest.mark.parametrize("num_programs", [1, 2, 64])
 def test_whoever_draws_an_item(num_programs: int) -> None:
     assert same_bits(make_step([100, 20, 64]), num_programs=num_programs)
