@@ -218,7 +218,7 @@ class Scheduler:
 
     def admit(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """A waiting sequence, which has got its blocks, runs: it leaves the queue and gets a slot."""
-        self.outputs.expect(sequence, self.cost, num_cached_tokens)
+        self.outputs.expect(sequence, self.policy, self.cost, num_cached_tokens)
         self.policy.on_admit(sequence)
         self.policy.pop(sequence)
         self.running.add(sequence)
@@ -349,9 +349,9 @@ class Scheduler:
             if sequence.status is SequenceStatus.WAITING:
                 policy.push(sequence, sequence.queued_at_s)
             else:
+                self.outputs.expect(sequence, policy, self.cost, 0)
                 policy.adopt(sequence)
-        self.policy = policy
-        self.policy_generation = generation
+        self.policy, self.policy_generation = policy, generation
         self.running.mark_unsorted()
 
     def delta(self, sequence: Sequence) -> Delta:

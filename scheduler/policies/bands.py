@@ -75,6 +75,7 @@ class BandPolicy:
         self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
+        self.predicts = self._fair and snapshot.predict_output
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

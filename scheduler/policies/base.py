@@ -48,6 +48,8 @@ class Policy(Protocol):
     ranks_change: bool
     # Whether may_preempt() may come to be true for two sequences by what is charged alone.
     leads_evict: bool
+    # Whether it goes by Sequence.expected_charge; it is not worked out for others.
+    predicts: bool
 
     def begin_step(self, now_s: float) -> None:
         """Time-driven changes (ageing, windows) happen here and nowhere else in a step."""

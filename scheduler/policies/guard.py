@@ -43,6 +43,7 @@ class GuardedPolicy:
 
     ranks_change = True  # whatever the policy says: ranks are asked for in every step
     leads_evict = True  # and so is who may evict
+    predicts = True  # it may look at what is expected
 
     def __init__(self, policy: Policy, snapshot: PolicySnapshot, *, timer: Callable[[], float] = time.perf_counter) -> None:
         self.fault = ""

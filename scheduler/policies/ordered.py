@@ -26,6 +26,7 @@ class OrderedPolicy(ABC):
     name = "ordered"
     ranks_change = False
     leads_evict = False
+    predicts = False
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         self.tiers = {tier.name: tier for tier in snapshot.tiers}
