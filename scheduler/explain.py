@@ -9,6 +9,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fairlane.scheduler.cached_prefix import look_up
 from fairlane.scheduler.decisions import Eviction
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
@@ -166,11 +167,8 @@ def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bo
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
     """Needed for all its tokens, and missing with the watermark."""
-    blocks, hit = scheduler.blocks, None
-    if blocks.enable_prefix_caching and sequence.request.cache_mode.reads and not sequence.num_computed_tokens:
-        sequence.chain.extend(sequence.token_ids)
-        hit = blocks.lookup(sequence.chain, sequence.num_tokens)
-    needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
+    blocks = scheduler.blocks
+    needed = blocks.num_blocks_to_allocate(sequence.num_tokens, look_up(blocks, sequence))
     kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
     return needed, max(0, needed + kept - blocks.num_free_blocks)
 

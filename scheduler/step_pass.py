@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
+from fairlane.scheduler.cached_prefix import look_up, num_present
 from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
@@ -107,7 +108,7 @@ class StepPass:
             if head is not None and head_rank is None:
                 head_rank = policy.rank(head)
             if self._budget <= 0 or self._seats <= 0:
-                if not self.places_lane or (running is None and not self._may_displace(head, head_rank)):
+                if not self._lane_may_yield() or (running is None and not self._may_displace(head, head_rank)):
                     return
                 self._dissolve_lane()
                 continue
@@ -169,6 +170,11 @@ class StepPass:
             self._take_out(pausable)
             self.places_lane = len(self._lane) > 0
         return bool(pausable)
+
+    def _lane_may_yield(self) -> bool:
+        """Whether members could give up their places for others. While seats are left nobody gets their tokens, which are
+        reserved whoever goes first, but for those that pause."""
+        return self.places_lane and (self._seats <= 0 or self._lane_may_pause)
 
     def _may_displace(self, head: Sequence | None, rank: Rank | None) -> bool:
         """Whether a waiting head could take the place of a member of the lane, by rank or by right."""
@@ -290,8 +296,8 @@ class StepPass:
             return
         if self._release_pausable(sequence):
             return
-        hit = self._lookup(sequence)
-        if self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)) <= 0:
+        hit = look_up(self._blocks, sequence)
+        if self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
             self._dissolve_lane()
@@ -299,15 +305,7 @@ class StepPass:
             self._pass_over(sequence)
         else:
             # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
-            self._admit(sequence, self._lookup(sequence))
-
-    def _lookup(self, sequence: Sequence) -> PrefixHit | None:
-        if not (self._blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
-            return None  # hashing costs more than a lookup
-        if sequence.num_computed_tokens:
-            return None  # swapped out: all it had comes back, bit by bit
-        sequence.chain.extend(sequence.token_ids)
-        return self._blocks.lookup(sequence.chain, sequence.num_tokens)
+            self._admit(sequence, look_up(self._blocks, sequence))
 
     def _pass_over(self, sequence: Sequence) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
@@ -363,7 +361,7 @@ class StepPass:
             overtaken.num_skips += 1
         self._passed_over.clear()
         num_cached = 0 if hit is None else hit.num_tokens
-        num_tokens = self._chunk(sequence, sequence.num_tokens - _present(sequence, hit))
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
         if not self._scheduler.swaps.bring_back(sequence):
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
@@ -443,8 +441,3 @@ class StepPass:
                 victim.evicted_by = gainer.payer
             evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
             self._scheduler.decisions.evicted(victim, kind, reason, self._now_s)
-
-
-def _present(sequence: Sequence, hit: PrefixHit | None) -> int:
-    """Tokens of a waiting sequence that need not be computed: swapped out, or in the prefix cache."""
-    return sequence.num_computed_tokens if hit is None else hit.num_tokens
