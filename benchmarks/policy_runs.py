@@ -64,7 +64,7 @@ def tokens(result: SimResult) -> float:
 # -- fairness --------------------------------------------------------------------------------------------------------------
 
 
-def _gap(result: SimResult, from_s: float = WARM_UP_S) -> float:
+def widest_gap(result: SimResult, from_s: float = WARM_UP_S) -> float:
     """Largest interval gap of any two nodes' service over weight, from the warm-up on: all are backlogged then."""
     samples = [sample for sample in result.samples if sample.time_s >= from_s]
     nodes = result.workload.nodes
@@ -83,7 +83,7 @@ def f1(seed: int) -> Numbers:
         longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
         batch = min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
         unit = max(max(r.prompt_tokens for r in workload.requests), 2 * batch)
-        found[name] = _gap(run(workload, TiersPolicy.FAIR, sample_s=0)) / (2 * unit)
+        found[name] = widest_gap(run(workload, TiersPolicy.FAIR, sample_s=0)) / (2 * unit)
     return found
 
 
@@ -95,12 +95,12 @@ def f2(seed: int) -> Numbers:
             shape = replace(shape, max_num_seqs=256 if name == "W6" else 64)  # no cap may bind, and W6's decodes need seats
             result = run(made(name, seed, 30.0, shape), TiersPolicy.FAIR, shape, gap_ms=GAP_MS, sample_s=0, charges=True)
             step = shape.max_num_batched_tokens + shape.max_num_seqs  # all of a step's tokens, those of decodes twice
-            theta = max(GAP_MS / 1000 * _peak_rate(result), 2 * step)
-            found[name + kind] = _gap(result) / (2 * (theta + 2 * step))
+            theta = max(GAP_MS / 1000 * peak_rate(result), 2 * step)
+            found[name + kind] = widest_gap(result) / (2 * (theta + 2 * step))
     return found
 
 
-def _peak_rate(result: SimResult) -> float:
+def peak_rate(result: SimResult) -> float:
     """Most service a second, over half seconds."""
     rates, last_s, last = [0.0], 0.0, 0.0
     for sample in result.samples:
@@ -169,7 +169,7 @@ def prediction(seed: int) -> Numbers:
     for name in ("W1", "W3", "W5"):
         workload = made(name, seed, 60.0)
         plain, predicted = (run(workload, TiersPolicy.FAIR, predict=on, sample_s=0) for on in (False, True))
-        found[f"gap {name}"] = _gap(predicted, 10.0) / _gap(plain, 10.0)
+        found[f"gap {name}"] = widest_gap(predicted, 10.0) / widest_gap(plain, 10.0)
         found[f"rate {name}"] = tokens(predicted) / tokens(plain)
     return found
 
@@ -186,7 +186,7 @@ def f6(seed: int) -> Numbers:
         step = SHAPE.max_num_batched_tokens + SHAPE.max_num_seqs
         for gap_ms, kind in ((None, ""), (GAP_MS, " gap")):
             result = run(workload, TiersPolicy.FAIR, gap_ms=gap_ms, charges=True)
-            bound = unit if gap_ms is None else 2 * (max(GAP_MS / 1000 * _peak_rate(result), 2 * step) + 2 * step)
+            bound = unit if gap_ms is None else 2 * (max(GAP_MS / 1000 * peak_rate(result), 2 * step) + 2 * step)
             found[f"gain {name}{kind}"] = _gain(result, returning, steady, from_s, from_s + 30.0) / bound
     scene = Scene(seed, 120.0, SHAPE, speed=0.5)
     workload = WORKLOADS["W4"](scene)

@@ -86,6 +86,11 @@ class BlockManager:
         return self.num_blocks - 1 - self.pool.free.size
 
     @property
+    def prefix_version(self) -> int:
+        """Another whenever what lookup() finds may have changed."""
+        return self.pool.version
+
+    @property
     def num_cached_blocks(self) -> int:
         """Free blocks that still hold a hash."""
         return self.pool.num_cached

@@ -20,7 +20,18 @@ class BlockPool:
     index: per KV-cache group, hash -> the one block registered under it.
     """
 
-    __slots__ = ("domain_of", "free", "group_of", "hash_of", "index", "num_blocks", "num_cached", "ref_counts", "usage")
+    __slots__ = (
+        "domain_of",
+        "free",
+        "group_of",
+        "hash_of",
+        "index",
+        "num_blocks",
+        "num_cached",
+        "ref_counts",
+        "usage",
+        "version",
+    )
 
     def __init__(self, num_blocks: int, num_groups: int) -> None:
         self.num_blocks = num_blocks
@@ -31,6 +42,7 @@ class BlockPool:
         self.index: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
         self.free = FreeList(num_blocks)
         self.num_cached = 0
+        self.version = 0  # counts the changes of `index`
         self.usage = DomainUsage()
 
     def take(self, count: int, domain: str) -> list[int]:
@@ -92,6 +104,7 @@ class BlockPool:
         one and this one stays unknown: existing tables point at both, and no copy is saved by choosing."""
         if content not in self.index[group]:
             self.index[group][content] = block
+            self.version += 1
             self.hash_of[block] = content
             self.group_of[block] = group
 
@@ -101,6 +114,7 @@ class BlockPool:
         if content is None:
             raise ValueError(f"block {block} has no hash")
         del self.index[self.group_of[block]][content]
+        self.version += 1
         self.hash_of[block] = None
         if not self.ref_counts[block]:
             self.num_cached -= 1

@@ -401,6 +401,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         within_tenant=snapshot.within_tenant.value,
         plugin=snapshot.plugin,
         predict_output=snapshot.predict_output,
+        locality_window_ms=snapshot.locality_window_ms,
     )
     for tier in snapshot.tiers:
         rule = tier.shaping if isinstance(tier.shaping, ShapingRule) else None

@@ -9,8 +9,8 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fairlane.scheduler.cached_prefix import look_up
 from fairlane.scheduler.decisions import Eviction
+from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
@@ -31,13 +31,15 @@ class State(Enum):
 
 
 class Reason(Enum):
-    """What holds a waiting request up. STEP: nothing but that the next steps have yet to place it."""
+    """What holds a waiting request up. STEP: nothing but that the next steps have yet to place it. LOCALITY: others took its
+    turn, because more of their prompts was cached."""
 
     CAP = "cap"
     RANK = "rank"
     SLOTS = "slots"
     BLOCKS = "blocks"
     STEP = "step"
+    LOCALITY = "locality"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     return Explanation(
         state=State.WAITING if waits else State.PAUSED if is_paused else State.RUNNING,
         waited_s=now_s - sequence.queued_at_s if waits else 0.0,
-        reasons=_reasons(scheduler, binding, ahead, missing) if waits else (),
+        reasons=_reasons(scheduler, sequence, binding, ahead, missing) if waits else (),
         rank=rank,
         ahead=ahead,
         holders=holders,
@@ -122,13 +124,14 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
 
 
 def _reasons(
-    scheduler: Scheduler, caps: tuple[BindingCap, ...], ahead: tuple[Party, ...], blocks_missing: int
+    scheduler: Scheduler, sequence: Sequence, caps: tuple[BindingCap, ...], ahead: tuple[Party, ...], blocks_missing: int
 ) -> tuple[Reason, ...]:
     found = {
         Reason.CAP: bool(caps),
         Reason.RANK: bool(ahead),
         Reason.SLOTS: not scheduler.running.has_free_slot,
         Reason.BLOCKS: blocks_missing > 0,
+        Reason.LOCALITY: sequence.num_passed > 0,
     }
     return tuple(reason for reason, holds in found.items() if holds) or (Reason.STEP,)
 
@@ -168,7 +171,7 @@ def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bo
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
     """Needed for all its tokens, and missing with the watermark."""
     blocks = scheduler.blocks
-    needed = blocks.num_blocks_to_allocate(sequence.num_tokens, look_up(blocks, sequence))
+    needed = blocks.num_blocks_to_allocate(sequence.num_tokens, lookup(sequence, blocks))
     kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
     return needed, max(0, needed + kept - blocks.num_free_blocks)
 

@@ -119,6 +119,7 @@ class Sequence:
         "num_computed_tokens",
         "num_evictions",
         "num_in_flight",
+        "num_passed",
         "num_preemptions",
         "num_recomputed_tokens",
         "num_retired_tokens",
@@ -157,6 +158,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_skips = 0
+        self.num_passed = 0  # by others for whose prompts more was cached, since it came to wait for its turn
         self.num_chunks = 0  # placed since its last admission; an eviction before the first would be pure waste
         self.num_evictions = 0  # for rank; num_preemptions counts those for lack of blocks too
         self.recompute_until = 0  # tokens it had computed when it was evicted; up to there it costs evicted_by

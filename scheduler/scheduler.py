@@ -18,6 +18,7 @@ from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
 from fairlane.scheduler.lane import DecodeLane
+from fairlane.scheduler.locality import Locality
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
@@ -101,10 +102,10 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, blocks: BlockManager, policy: Policy, clock: Clock) -> None:
         self.limits = limits
         self.blocks = blocks
-        self.policy = policy
-        self.policy_generation = 0
+        self.policy, self.policy_generation = policy, 0
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
+        self.locality = Locality(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens)
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
@@ -113,8 +114,7 @@ class Scheduler:
         self.census = Census()
         self.decisions = DecisionLog()
         self.waits = WaitEstimate()
-        self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
+        self.num_preemptions = self.num_recomputed_tokens = 0
         self._clock = clock
         self._sequences: dict[RequestId, Sequence] = {}
         self._launched: deque[LaunchedStep] = deque()

@@ -17,8 +17,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.cached_prefix import look_up, num_present
 from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
+from fairlane.scheduler.hits import lookup, num_present
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
@@ -56,6 +56,7 @@ class StepPass:
         self._protected_chunk = False
         self._num_passed_over = 0
         self._passed_over: list[Sequence] = []  # since the last admission
+        self._turn: Sequence | None = None  # whose turn it is among those that wait; the head that is looked at may have taken it
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
         self._stuck: list[Sequence] = []  # had to grow and could not
@@ -120,8 +121,9 @@ class StepPass:
                 head, head_rank = self._peek(), None
 
     def _peek(self) -> Sequence | None:
-        """The waiting head; None where it is known that none gets in."""
-        return None if self._known is not None else self._policy.peek()
+        """Who waits and goes next; None where it is known that none gets in."""
+        self._turn = None if self._known is not None else self._policy.peek()
+        return None if self._turn is None else self._scheduler.locality.choose(self._turn, self._policy)
 
     def _ask_again(self) -> None:
         """Something is given back: heads that were passed over come before whoever would get what they could use now."""
@@ -296,7 +298,7 @@ class StepPass:
             return
         if self._release_pausable(sequence):
             return
-        hit = look_up(self._blocks, sequence)
+        hit = lookup(sequence, self._blocks)
         if self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
@@ -305,7 +307,7 @@ class StepPass:
             self._pass_over(sequence)
         else:
             # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
-            self._admit(sequence, look_up(self._blocks, sequence))
+            self._admit(sequence, lookup(sequence, self._blocks))
 
     def _pass_over(self, sequence: Sequence) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
@@ -360,6 +362,7 @@ class StepPass:
         for overtaken in self._passed_over:
             overtaken.num_skips += 1
         self._passed_over.clear()
+        self._scheduler.locality.admitted(sequence, self._turn)
         num_cached = 0 if hit is None else hit.num_tokens
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
         if not self._scheduler.swaps.bring_back(sequence):

@@ -103,7 +103,8 @@ class PolicySnapshot:
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
     None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
     instead of tiers_policy, within_tier and within_tenant. predict_output: FAIR orders by what a request will probably generate
-    from its admission on.
+    from its admission on. locality_window_ms: how far behind, in worker time, FAIR lets a waiting node fall so that one
+    whose prefix is cached goes before it; 0: not at all.
     """
 
     generation: int
@@ -117,6 +118,7 @@ class PolicySnapshot:
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
     predict_output: bool = False
+    locality_window_ms: float = 0.0
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

@@ -21,6 +21,7 @@ _REASONS = {
     Reason.SLOTS: pb.Explanation.REASON_SLOTS,
     Reason.BLOCKS: pb.Explanation.REASON_BLOCKS,
     Reason.STEP: pb.Explanation.REASON_STEP,
+    Reason.LOCALITY: pb.Explanation.REASON_LOCALITY,
 }
 
 

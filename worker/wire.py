@@ -98,6 +98,7 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
         plugin=wire.plugin,
         predict_output=wire.predict_output,
+        locality_window_ms=_in_range("locality_window_ms", wire.locality_window_ms, 0, 1e9),
     )
 
 

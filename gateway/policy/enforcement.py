@@ -97,11 +97,11 @@ def _shares_its_band(name: str, file: PolicyFile) -> bool:
 def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
     if scheduler.plugin is not None:
-        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms", "predict_output"):
+        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms", "predict_output", "locality_window_ms"):
             if _written(located, "scheduler", key):
                 yield ("scheduler", key), "has no effect with scheduler.plugin"
         return
-    for key in ("preempt_gap_ms", "predict_output"):
+    for key in ("preempt_gap_ms", "predict_output", "locality_window_ms"):
         if _written(located, "scheduler", key) and not _is_fair(located.value):
             yield ("scheduler", key), _WITHOUT_FAIR
     decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)

@@ -123,6 +123,7 @@ class Policy:
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
     predict_output: bool = False
+    locality_window_ms: float = 0.0
     defaults: RequestLimits = _NO_LIMITS
     not_enforced: tuple[str, ...] = ()
     source: Located[PolicyFile] | None = field(default=None, repr=False, compare=False)
@@ -191,6 +192,7 @@ class Policy:
             self.within_tenant,
             self.plugin,
             self.predict_output,
+            self.locality_window_ms,
         )
 
     def with_principals(self, extra: Mapping[str, Principal]) -> Policy:

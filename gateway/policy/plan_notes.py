@@ -87,6 +87,7 @@ def _order(old: Policy, new: Policy) -> Iterator[Note]:
         and before.within_tier is after.within_tier
         and before.preempt_gap_ms == after.preempt_gap_ms
         and before.predict_output == after.predict_output
+        and before.locality_window_ms == after.locality_window_ms
         and {tier.name: tier for tier in before.tiers} == {tier.name: tier for tier in after.tiers}
         and {share.path: share for share in before.nodes} == {share.path: share for share in after.nodes}
     )

@@ -68,6 +68,11 @@ class SchedulerPart:
     predict_output: Annotated[
         bool, Doc("Whether fair shares order by what a running request will probably still generate, too.")
     ] = False
+    locality_window_ms: Annotated[
+        float,
+        Bounds(0, 3_600_000),
+        Doc("How far behind, in ms of worker time, fair shares let requests fall for others whose prompts are cached."),
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ def errors(located: Located[PolicyFile]) -> list[Found]:
         *_above_limit(located),
         *_bursts(located),
         *_budgets(located),
+        *_window(located),
     ]
 
 
@@ -92,6 +93,15 @@ def _above_ceiling(located: Located[PolicyFile]) -> Iterator[Found]:
             whose = "the ceil" if where == ceiling_at else "its organisation's ceil"
             place = located.mark(*ceiling_at, "ceil")
             yield (*where, "min"), f"{_percent(minimum)} is above {whose}, {_percent(ceiling)} at {place}"
+
+
+def _window(located: Located[PolicyFile]) -> Iterator[Found]:
+    scheduler = located.value.scheduler
+    window, gap = scheduler.locality_window_ms, scheduler.preempt_gap_ms
+    if gap is not None and window and window >= gap:
+        place = located.mark("scheduler", "preempt_gap_ms")
+        message = f"{window:g} is not below preempt_gap_ms, {gap:g} at {place}: whom it lets in could be evicted at once"
+        yield ("scheduler", "locality_window_ms"), message
 
 
 # -- KV cache --------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ from fairlane.scheduler.policies.wait_tree import WaitTree
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
 
+# Leaves, and waiting sequences of them, that are compared by what is cached of them.
+MOST_LINES, MOST_RIVALS = 16, 64
+
 
 class Stay(NamedTuple):
     """One stay in the queue: bands risen by patience so far; the ticket tells it from other stays of the same sequence."""
@@ -71,6 +74,7 @@ class BandPolicy:
         self._promotions: list[tuple[float, int, RequestId]] = []
         self._tickets = 0
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
+        self._window_ms = snapshot.locality_window_ms if self._fair else 0.0
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
@@ -215,6 +219,13 @@ class BandPolicy:
         places = [(tree, names) for g in self._min.owed for names in g.places(self._tiers) for tree in self._trees]
         heads = [(tree.place_of(head), head) for tree, names in places if (head := tree.peek(names)) is not None]
         return min(heads, key=lambda found: found[0])[1] if heads else None
+
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        """Within the locality window of fair shares; none for a head that goes by age, by a minimum share, or too late."""
+        if not self._window_ms or self._stays[head.request_id].risen or self._min.is_owed(head.payer):
+            return []
+        lines = self._tree(head).lines_within(self._window_ms * self._gap.cost_per_ms, MOST_LINES)
+        return [one for line in lines for one in line.first(MOST_RIVALS // len(lines))]
 
     def pop(self, sequence: Sequence) -> None:
         stay = self._stays[sequence.request_id]

@@ -74,11 +74,14 @@ class Policy(Protocol):
     def peek(self) -> Sequence | None:
         """The best waiting sequence not skipped in this step."""
 
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        """A few other waiting sequences that may take the turn of what peek() returned, if more of their prompts is cached."""
+
     def pop(self, sequence: Sequence) -> None:
-        """Removes what peek() returned."""
+        """Removes what peek() returned, or one of its rivals."""
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets what peek() returned aside until end_step()."""
+        """Sets what peek() returned, or one of its rivals, aside until end_step()."""
 
     def close(self, sequence: Sequence) -> None:
         """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""

@@ -117,6 +117,9 @@ class GuardedPolicy:
         known = self._waiting.get(head.request_id) if isinstance(head, Sequence) else None
         return known is not None and known[0] is head and head not in self._set_aside
 
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        return []  # somebody else's policy says with peek() who is next
+
     def pop(self, sequence: Sequence) -> None:
         self._tell("pop", sequence)
         del self._waiting[sequence.request_id]

@@ -65,12 +65,14 @@ class Explanation(_message.Message):
         REASON_SLOTS: _ClassVar[Explanation.Reason]
         REASON_BLOCKS: _ClassVar[Explanation.Reason]
         REASON_STEP: _ClassVar[Explanation.Reason]
+        REASON_LOCALITY: _ClassVar[Explanation.Reason]
     REASON_UNSPECIFIED: Explanation.Reason
     REASON_CAP: Explanation.Reason
     REASON_RANK: Explanation.Reason
     REASON_SLOTS: Explanation.Reason
     REASON_BLOCKS: Explanation.Reason
     REASON_STEP: Explanation.Reason
+    REASON_LOCALITY: Explanation.Reason
     STATE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 _ARRIVED, _WAITING, _RUNNING, _PAUSED = 1, 2, 3, 4  # Explanation.State
-_CAP, _RANK, _SLOTS, _BLOCKS, _STEP = 1, 2, 3, 4, 5  # Explanation.Reason
+_CAP, _RANK, _SLOTS, _BLOCKS, _STEP, _LOCALITY = 1, 2, 3, 4, 5, 7  # Explanation.Reason
 _SHOWN_EVICTIONS = 5
 
 
@@ -39,6 +39,8 @@ def _reasons(answer: Any) -> Iterator[str]:
         elif reason == _BLOCKS:
             needed, free = answer.blocks_needed, answer.blocks_free
             yield f"blocks: needs {needed}, {free} are free, {answer.blocks_missing} are missing beside those that run"
+        elif reason == _LOCALITY:
+            yield "locality: others took its turn, whose prompts are cached"
         elif reason == _STEP:
             yield "nothing holds it up: one of the next steps takes it in"
 

@@ -48,6 +48,10 @@ T = "organisations.o.tenants"
             f"{T}.a.min: 30% is above its organisation's ceil, 20% at 7:5",
         ),
         (
+            policy_text("{tiers: fair, preempt_gap_ms: 50, locality_window_ms: 50}", a=""),
+            "scheduler.locality_window_ms: 50 is not below preempt_gap_ms, 50 at 2:26: whom it lets in could be evicted at once",
+        ),
+        (
             policy_text(organisation="min: 40%", a="min: 30%", b="min: 20%"),  # 30 + 20 > 40
             f"{T}: its tenants' min sum to 50%: at most 40%, its own min at 7:5 is allowed (o/a 30% at 9:23, o/b 20% at 10:23)",
         ),
@@ -126,6 +130,7 @@ def test_a_contradiction_is_one_error_that_names_both_places(text: str, line: st
             "tiers.t.weight: has no effect: no other tier has its priority, 1",
         ),
         (policy_text("{preempt_gap_ms: 5}", a=""), f"scheduler.preempt_gap_ms: {WITHOUT_FAIR}"),
+        (policy_text("{locality_window_ms: 5}", a=""), f"scheduler.locality_window_ms: {WITHOUT_FAIR}"),
         (
             policy_text("{tiers: fcfs, within_tier: fair}", a=""),
             "scheduler.within_tier: has no effect with scheduler.tiers fcfs",

@@ -86,7 +86,7 @@ def test_the_snapshot_is_what_the_engine_needs() -> None:
 def test_the_snapshot_carries_shares_caps_and_templates() -> None:
     text = """
 version: 1
-scheduler: {tiers: fair, preempt_gap_ms: 50, cost: drf, within_tenant: deadline}
+scheduler: {tiers: fair, preempt_gap_ms: 50, locality_window_ms: 20, cost: drf, within_tenant: deadline}
 tiers: {one: {priority: 1, weight: 2}, two: {priority: 1}}
 organisations:
   a: {weight: 2, min: 20%, max_running: 9, tenants: {x: {tiers: [one], members: {weight: 3, max_running: 2}}}}
@@ -94,6 +94,7 @@ organisations:
 """
     snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
     assert (snapshot.cost, snapshot.within_tenant, snapshot.plugin) == (CostName.DRF, WithinTenant.DEADLINE, "")
+    assert snapshot.locality_window_ms == 20.0
     assert (snapshot.tiers_policy, snapshot.preempt_gap_ms, [tier.weight for tier in snapshot.tiers], snapshot.nodes) == (
         TiersPolicy.FAIR,
         50.0,

@@ -1,4 +1,4 @@
-"""What a waiting sequence would find in the prefix cache, and how much of it need not be computed."""
+"""What a waiting sequence need not compute: found in the prefix cache, or swapped out and on its way back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from fairlane.blockmgr.manager import BlockManager, PrefixHit
 from fairlane.scheduler.request import Sequence
 
 
-def look_up(blocks: BlockManager, sequence: Sequence) -> PrefixHit | None:
-    """A fact about this moment; None for one that does not look. What is not hashed yet of its tokens is hashed."""
+def lookup(sequence: Sequence, blocks: BlockManager) -> PrefixHit | None:
+    """None for one that may not read the cache, and for one that was swapped out: all it had comes back, bit by bit."""
     if not (blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
         return None  # hashing costs more than a lookup
     if sequence.num_computed_tokens:
-        return None  # swapped out: all it had comes back, bit by bit
+        return None
     sequence.chain.extend(sequence.token_ids)
     return blocks.lookup(sequence.chain, sequence.num_tokens)
 
 
 def num_present(sequence: Sequence, hit: PrefixHit | None) -> int:
-    """Tokens of a waiting sequence that need not be computed: swapped out, or in the prefix cache."""
+    """Its tokens that need not be computed."""
     return sequence.num_computed_tokens if hit is None else hit.num_tokens
