@@ -31,9 +31,10 @@ class Locality:
             return head
         chosen, longest = head, self._cached_tokens(head)
         for rival in rivals:
-            cached = self._cached_tokens(rival)
-            if cached > longest:
-                chosen, longest = rival, cached
+            if self._may_have_more(rival, longest):
+                cached = self._cached_tokens(rival)
+                if cached > longest:
+                    chosen, longest = rival, cached
         return chosen
 
     def admitted(self, sequence: Sequence, head: Sequence | None) -> None:
@@ -41,6 +42,13 @@ class Locality:
         sequence.num_passed = 0
         if head is not None and head is not sequence:
             head.num_passed += 1
+
+    def _may_have_more(self, sequence: Sequence, num_tokens: int) -> bool:
+        """False for nearly all, and soon."""
+        if not sequence.request.cache_mode.reads:
+            return False
+        sequence.chain.extend(sequence.token_ids)
+        return self._blocks.may_have_cached(sequence.chain, num_tokens)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         if self._version != self._blocks.prefix_version:

@@ -123,7 +123,9 @@ class StepPass:
     def _peek(self) -> Sequence | None:
         """Who waits and goes next; None where it is known that none gets in."""
         self._turn = None if self._known is not None else self._policy.peek()
-        return None if self._turn is None else self._scheduler.locality.choose(self._turn, self._policy)
+        if self._turn is None or self._budget <= 0 or not self._scheduler.running.has_free_slot:
+            return self._turn  # nobody is looked up who would have to evict
+        return self._scheduler.locality.choose(self._turn, self._policy)
 
     def _ask_again(self) -> None:
         """Something is given back: heads that were passed over come before whoever would get what they could use now."""

@@ -20,7 +20,7 @@ from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
 
 # Leaves, and waiting sequences of them, that are compared by what is cached of them.
-MOST_LINES, MOST_RIVALS = 16, 64
+MOST_LINES, MOST_RIVALS = 8, 64
 
 
 class Stay(NamedTuple):

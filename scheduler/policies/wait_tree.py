@@ -369,7 +369,7 @@ class WaitTree:
                 current = self._key(node)
                 if current is not None and current <= v and not (node.path and self._caps.is_full(node.path)):
                     found[uid] = node
-            if len(places) < 4 * most:
+            if len(places) < 2 * most:
                 places += (2 * place + 1, 2 * place + 2)
         return sorted(found.values(), key=lambda node: (-node.v, -node.uid))
 
