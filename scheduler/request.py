@@ -131,6 +131,7 @@ class Sequence:
         "recompute_until",
         "relegated",
         "request",
+        "request_id",
         "slot",
         "stall_announced",
         "stalled_since_s",
@@ -143,6 +144,7 @@ class Sequence:
 
     def __init__(self, request: Request, arrival_index: int, chain: HashChain) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.payer = Payer(request.tier, request.tenant)
         self.arrival_index = arrival_index  # total order of arrival at this engine
         self.place = arrival_index  # in the common line; `order` exchanges places within a tenant
@@ -175,10 +177,6 @@ class Sequence:
         self.stalled_since_s: float | None = None  # paused or evicted since
         self.stall_announced = False
         self.steady_until = 0  # while in the DecodeLane: the number of its last placement there; its counts are in arrears
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.request.request_id
 
     @property
     def held_slot(self) -> Slot:

@@ -69,20 +69,22 @@ def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResu
         scheduler.decoded.append(DecodedTokens(lane.request_ids, tokens))
         return
     lane.settle()
-    stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
-    lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
+    if not lane.stop_ids.isdisjoint(tokens):
+        stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
+        lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
+    stop_ids, errors = lane.stop_ids, result.errors
     ids: list[RequestId] = []
     kept: list[int] = []
     for index, (sequence, token) in enumerate(zip(members, tokens, strict=True), num_entries):
-        steady = sequence.steady_until and token not in lane.stop_ids and index not in result.errors
-        if steady and sequence.request_id not in deltas:
+        request_id = sequence.request_id
+        if sequence.steady_until and token not in stop_ids and index not in errors and request_id not in deltas:
             sequence.steps_in_flight -= 1
             sequence.num_in_flight -= 1
             sequence.num_retired_tokens += 1
             sequence.token_ids.append(token)
-            ids.append(sequence.request_id)
+            ids.append(request_id)
             kept.append(token)
-        elif _goes_on(scheduler, sequence, True, result.errors.get(index)):
+        elif _goes_on(scheduler, sequence, True, errors.get(index)):
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.num_retired_tokens += 1
             _append(scheduler, sequence, [token])

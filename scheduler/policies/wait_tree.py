@@ -154,12 +154,17 @@ class WaitTree:
 
     def rank(self, sequence: Sequence, *, waiting: bool) -> Rank:
         """By arrival: its place. FAIR: counter and id at each level, then the place; peek() returns the smallest."""
-        leaf = self._leaf(sequence)
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        levels = [(node.v, node.uid) for node in up(leaf) if node.parent is not None]
-        return (*(part for level in reversed(levels) for part in level), place)
+        parts: list[float] = [place]
+        node = self._leaf_of(sequence.payer)
+        while node.parent is not None:
+            parts.append(node.uid)
+            parts.append(node.v)
+            node = node.parent
+        parts.reverse()
+        return tuple(parts)
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""
