@@ -274,7 +274,7 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
-        key = self.leaf_key(payer)
+        key = payer if self._by_tier else payer.tenant  # leaf_key(), without the call
         leaf = self._leaves.get(key)
         if leaf is not None:
             return leaf
