@@ -75,7 +75,8 @@ class Policy(Protocol):
         """The best waiting sequence not skipped in this step."""
 
     def rivals(self, head: Sequence) -> list[Sequence]:
-        """A few other waiting sequences that may take the turn of what peek() returned, if more of their prompts is cached."""
+        """A few other waiting sequences that may take the turn of what peek() returned, if more of their prompts is cached.
+        Policies of entry points are not asked."""
 
     def pop(self, sequence: Sequence) -> None:
         """Removes what peek() returned, or one of its rivals."""
