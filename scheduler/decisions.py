@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from fairlane.scheduler.events import PreemptionKind, PreemptionReason
@@ -25,7 +25,7 @@ class Eviction:
     request_id: RequestId
     kind: PreemptionKind
     reason: PreemptionReason
-    by: Payer | None
+    by: Payer
 
 
 class DecisionLog:
@@ -34,12 +34,14 @@ class DecisionLog:
     def __init__(self) -> None:
         self._evictions: deque[Eviction] = deque(maxlen=_EVICTIONS)
         self._admissions: deque[float] = deque(maxlen=_ADMISSIONS)
+        self.evictions_by_reason = Counter[PreemptionReason]()  # since the start
 
     def admitted(self, now_s: float) -> None:
         self._admissions.append(now_s)
 
-    def evicted(self, sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float) -> None:
-        self._evictions.append(Eviction(now_s, sequence.request_id, kind, reason, sequence.evicted_by))
+    def evicted(self, sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float, by: Payer) -> None:
+        self._evictions.append(Eviction(now_s, sequence.request_id, kind, reason, by))
+        self.evictions_by_reason[reason] += 1
 
     def evictions_of(self, request_id: RequestId) -> list[Eviction]:
         """The last few, oldest first."""

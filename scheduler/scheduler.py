@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fairlane.blockmgr.accounts import Account
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
@@ -18,6 +19,7 @@ from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
+from fairlane.scheduler.kv_quotas import KVQuotas
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
@@ -135,7 +137,7 @@ class Scheduler:
         self.policy.push(sequence, self._clock.now())
         self.census.waits(sequence, 1)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
-            self.settlement = None
+            self.settlement = None  # by KV guarantee or by rank, it may get in
         self.delta(sequence).queue_position = self.policy.position(sequence)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
@@ -151,11 +153,15 @@ class Scheduler:
             return ("INVALID_REQUEST", "a request needs a prompt and room for a token")
         if total > self.limits.max_model_len:
             return ("CONTEXT_LENGTH_EXCEEDED", f"{total} tokens do not fit the context of {self.limits.max_model_len}")
-        # The last token's KV is never written, so it needs no slot.
-        needed = self.blocks.blocks_for(total - 1)
+        needed = self._blocks_at_most(request)
         if needed > self.blocks.num_usable_blocks:
             return ("KV_CAPACITY_EXCEEDED", f"needs {needed} KV blocks, there are {self.blocks.num_usable_blocks}")
-        return None
+        full = None if self.census.quotas is None else self.census.quotas.never_fits(request.cache_domain, needed)
+        return None if full is None else ("KV_CAPACITY_EXCEEDED", _above_limit(needed, full))
+
+    def _blocks_at_most(self, request: Request) -> int:
+        """The last token's KV is never written, so it needs no slot."""
+        return self.blocks.blocks_for(len(request.prompt_token_ids) + request.max_tokens - 1)
 
     def abort(self, request_id: RequestId, reason: EndReason = EndReason.ABORTED, error: tuple[str, str] = ("", "")) -> bool:
         """Ends a request now; its blocks are free when this returns. False for an id that is not (or no longer) here."""
@@ -270,8 +276,13 @@ class Scheduler:
             and len(lane) == len(self.running)
             and len(lane) > 0
             and settlement.holds(self._step_id, now_s)
-            and lane.num_new_blocks() <= self.blocks.num_free_blocks
+            and lane.num_new_blocks() + self._blocks_kept() <= self.blocks.num_free_blocks
+            and (self.census.quotas is None or lane.fits())
         )
+
+    def _blocks_kept(self) -> int:
+        """Free blocks without which a KV guarantee would have to be seen to."""
+        return 0 if self.census.quotas is None else self.census.quotas.alarm
 
     def _launch(self, placed: Placement | None, *, with_lane: bool = True) -> ScheduleOutput:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
@@ -319,6 +330,8 @@ class Scheduler:
             sequence.chain.extend(sequence.token_ids)
             self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
             self._unsettle_unless_only_a_slot_helps()  # a head may need fewer blocks now
+            if self.census.quotas is not None and self.census.quotas.accounts.found_prefix(sequence.request.cache_domain):
+                self.settlement = None
 
     def forget(self, sequence: Sequence) -> None:
         """What a failed step may have written is not to be found in the prefix cache."""
@@ -327,8 +340,11 @@ class Scheduler:
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
-    def apply_policy(self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS) -> None:
-        """Swaps the policy, and what it charges, between two steps; waiting sequences keep their arrival, nothing is lost."""
+    def apply_policy(
+        self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS, quotas: KVQuotas | None = None
+    ) -> None:
+        """Swaps the policy, what it charges and its KV quotas between two steps; waiting sequences keep their arrival, nothing is
+        lost but requests that are larger than a limit is now."""
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
         if cost is not self.cost.name:
             self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
@@ -342,6 +358,21 @@ class Scheduler:
         self.policy = policy
         self.policy_generation = generation
         self.running.mark_unsorted()
+        self.census.quotas = quotas
+        self.blocks.pool.keep_accounts(None if quotas is None else quotas.accounts)
+        if quotas is not None:
+            self._count_for(quotas)
+
+    def _count_for(self, quotas: KVQuotas) -> None:
+        """Who waits; and ends what can never run on."""
+        for sequence in list(self._sequences.values()):
+            domain = sequence.request.cache_domain
+            if sequence.status is SequenceStatus.WAITING:
+                quotas.accounts.wait(domain, 1)
+            needed = self._blocks_at_most(sequence.request)
+            full = quotas.never_fits(domain, needed)
+            if full is not None:
+                self.finish(sequence, EndReason.FAILED, error=("KV_CAPACITY_EXCEEDED", _above_limit(needed, full)))
 
     def delta(self, sequence: Sequence) -> Delta:
         """This step's delta of a sequence, made on first use."""
@@ -437,3 +468,7 @@ class Scheduler:
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:
                 raise RuntimeError(f"{sequence!r} counts {sequence.steps_in_flight} steps in flight, there are {out[sequence]}")
+
+
+def _above_limit(needed: int, account: Account) -> str:
+    return f"needs {needed} KV blocks, the kv_limit of {account.name} is {account.limit}"

@@ -17,12 +17,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
+from fairlane.scheduler.events import PreemptionKind, PreemptionReason
+from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
+from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.stalls import end_stall, evicted, pause
+from fairlane.scheduler.stalls import end_stall, evicted, pause, started
 from fairlane.scheduler.victims import cheapest
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 # Guard on policy evictions: after this many a sequence is immune.
 MAX_EVICTIONS = 3
+# Who had more KV cache than was its own pays for its recompute itself.
+_BORROWED = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
 
 
 class StepPass:
@@ -64,15 +68,22 @@ class StepPass:
         self._decodes_ahead = self._pausable_decodes = 0
         self._count_decodes()
         self.placement = Placement(self._policy, self._blocks, scheduler.cost)
+        self._passed_over_any = False
+        self._quotas = scheduler.census.quotas
+        self._reclaim = None if self._quotas is None else Reclaim(scheduler, self._quotas, self.placement, self._hooks())
 
     def run(self) -> None:
         """Places what fits, then notes who was left out and who was made to pause."""
         if self.places_lane:
             self._set_lane_aside()
+        if self._reclaim is not None:
+            self._reclaim.run()
         self._walk()
+        if self._quotas is not None and self._known is None:
+            self._quotas.is_pressed = self._passed_over_any
         placed = set(self.placement.sequences)
         for sequence in self._order:
-            if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not self._is_due(sequence):
+            if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not sequence.is_due:
                 continue
             self._settled = False
             self._policy.on_unserved(sequence)
@@ -83,6 +94,8 @@ class StepPass:
         """What this step found out about admission, for the next ones; None while things are moving."""
         scheduler = self._scheduler
         if not self._settled or self._lane.has_done:
+            return None
+        if self._reclaim is not None and not self._reclaim.settles(self._passed_over_any):
             return None
         if self._known is not None:
             return self._known
@@ -142,15 +155,16 @@ class StepPass:
     def _set_lane_aside(self) -> None:
         """Its seats and tokens; its blocks are not counted as free."""
         size = len(self._lane)
-        fits = size <= min(self._seats, self._budget) and self._lane.num_new_blocks() <= self._blocks.num_free_blocks
+        fits = size <= min(self._seats, self._budget) and self._lane.fits()
         self._seats -= size
         self._budget -= size
         if not fits:
             self._dissolve_lane()
 
     def _dissolve_lane(self) -> None:
-        self._take_out(self._lane.members)
-        self.places_lane = False
+        if self.places_lane:
+            self.places_lane = False
+            self._take_out(self._lane.members)
 
     def _take_out(self, members: list[Sequence]) -> None:
         """They are placed one by one, by rank, like everybody else who was not placed yet."""
@@ -161,6 +175,9 @@ class StepPass:
         self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
         self._next = 0
         self._count_decodes()
+        if self._reclaim is not None:
+            self._lane.set_aside()
+            self._reclaim.grow_covered()
 
     def _release_pausable(self, sequence: Sequence) -> bool:
         """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
@@ -217,19 +234,13 @@ class StepPass:
     def _next_running(self) -> Sequence | None:
         while self._next < len(self._order):
             sequence = self._order[self._next]
-            if sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted and self._is_due(sequence):
+            if sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted and sequence.is_due:
                 return sequence
             self._next += 1
         return None
 
-    def _is_due(self, sequence: Sequence) -> bool:
-        """Whether it has anything to compute: not when its last tokens are in flight already."""
-        if sequence.num_computed_tokens < sequence.num_tokens - 1 or not sequence.num_in_flight:
-            return sequence.num_pending_tokens > 0
-        return sequence.num_output_tokens + sequence.num_in_flight < sequence.request.max_tokens
-
     def _may_decode(self, sequence: Sequence) -> bool:
-        return sequence.num_pending_tokens == 1 and self._is_due(sequence)
+        return sequence.num_pending_tokens == 1 and sequence.is_due
 
     def _may_pause(self, sequence: Sequence) -> bool:
         protected = self._plan.protected_priority
@@ -261,13 +272,16 @@ class StepPass:
         """Makes room for the tokens it is about to write; False leaves it with its KV and out of this step."""
         total = sequence.num_computed_tokens + num_tokens
         needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
-        if self.places_lane and needed > self._num_free_blocks():
+        room = self._num_free_blocks() if self._quotas is None else min(self._num_free_blocks(), self._quotas.room(sequence))
+        if self.places_lane and needed > room:
             self._dissolve_lane()
             return False
-        missing = needed - self._blocks.num_free_blocks
-        if needed and missing > 0:
+        if needed > max(0, room):
+            missing = needed - self._blocks.num_free_blocks
             candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            victims = cheapest(candidates, missing, 0, self._policy, self._blocks)
+            victims = cheapest(candidates, missing, 0, self._policy, self._blocks, self._losses(sequence, needed))
+            if victims is None and self._reclaim is not None:
+                victims = self._reclaim.yielding(sequence, needed)
             if victims is None:
                 return False
             self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
@@ -292,7 +306,7 @@ class StepPass:
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
             self._dissolve_lane()
         elif not self._make_room(sequence, hit):
-            self._pass_over(sequence)
+            self._pass_over(sequence, hit)
         else:
             # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
             self._admit(sequence, self._lookup(sequence))
@@ -305,10 +319,15 @@ class StepPass:
         sequence.chain.extend(sequence.token_ids)
         return self._blocks.lookup(sequence.chain, sequence.num_tokens)
 
-    def _pass_over(self, sequence: Sequence) -> None:
+    def _pass_over(self, sequence: Sequence, hit: PrefixHit | None = None) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
         band overtakes it any more, and the blocks that are free now are kept for it: a higher band must bring its own."""
+        if self._quotas is not None:
+            needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
+            if self._quotas.hold_if_full(sequence, needed, self._policy):
+                return
         self._num_passed_over += 1
+        self._passed_over_any = True
         if sequence.num_skips >= self._limits.max_skips:
             self._held_back = self._blocks.num_free_blocks
             self._policy.close(sequence)
@@ -326,7 +345,11 @@ class StepPass:
         """Whether there is a slot, and blocks for all its tokens and the watermark."""
         needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
         fits = needed + self._watermark() <= num_free_blocks - self._held_back
-        return fits and self._scheduler.running.has_free_slot
+        return (
+            fits
+            and self._scheduler.running.has_free_slot
+            and (self._quotas is None or not self._quotas.full_for(sequence, needed))
+        )
 
     def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
         """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
@@ -340,8 +363,11 @@ class StepPass:
         evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
         # With everybody else gone, nobody would be left to grow.
         watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
-        missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
-        victims = cheapest(evictable, missing, slots_missing, self._policy, self._blocks)
+        needed = self._blocks.blocks_for(sequence.num_tokens)
+        missing = needed + watermark - free
+        victims = cheapest(
+            evictable, missing, slots_missing, self._policy, self._blocks, self._losses(sequence, needed, with_margin=True)
+        )
         if victims is None:
             return False
         self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
@@ -351,7 +377,7 @@ class StepPass:
         """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
         if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
             return False
-        return self._policy.may_preempt(candidate, victim)
+        return self._policy.may_preempt(candidate, victim) and (self._quotas is None or self._quotas.may_lose(victim, candidate))
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         self._settled = False
@@ -359,24 +385,17 @@ class StepPass:
             overtaken.num_skips += 1
         self._passed_over.clear()
         num_cached = 0 if hit is None else hit.num_tokens
-        num_tokens = self._chunk(sequence, sequence.num_tokens - _present(sequence, hit))
+        num_tokens = max(1, self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)))  # 1: covered by a guarantee
         if not self._scheduler.swaps.bring_back(sequence):
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
-            self._announce_start(sequence, num_cached)
+            started(sequence, num_cached, self._now_s, self._scheduler.delta)
+            sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
+            self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
         self._scheduler.admit(sequence)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
-
-    def _announce_start(self, sequence: Sequence, num_cached: int) -> None:
-        if not sequence.started:
-            sequence.started = True
-            sequence.queue_s = self._now_s - sequence.request.arrival_s
-            sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-            self._scheduler.delta(sequence).started = Started(sequence.num_cached_tokens, sequence.queue_s)
-        sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-        self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -405,7 +424,7 @@ class StepPass:
         self._budget -= num_tokens
         self._seats -= 1
         end_stall(sequence, self._now_s, self._scheduler.delta)
-        if is_chunk or not self._is_due(sequence):  # the next step has a seat more if this was its last token
+        if is_chunk or not sequence.is_due:  # the next step has a seat more if this was its last token
             self._settled = False
         if is_chunk:
             self._take_shares(sequence, num_tokens)
@@ -416,21 +435,41 @@ class StepPass:
         if self._lower_cap is not None:
             self._lower_cap = max(0, self._lower_cap - num_tokens)
 
+    # -- KV quotas -----------------------------------------------------------------------------------------------------
+
+    def _hooks(self) -> StepHooks:
+        return StepHooks(
+            unplaced=self._unplaced,
+            dissolve_lane=self._dissolve_lane,
+            free_blocks=self._num_free_blocks,
+            has_place=lambda: self._budget > 0 and self._seats > 0,
+            fits=lambda sequence, hit: self._fits(sequence, hit, self._num_free_blocks()),
+            lookup=self._lookup,
+            evict=self._evict,
+            admit=self._admit,
+            to_front=self._forget_known,
+        )
+
+    def _losses(self, gainer: Sequence, needed: int, *, with_margin: bool = False) -> Losses | None:
+        return None if self._quotas is None else Losses(self._quotas, gainer, needed, with_margin=with_margin)
+
     # -- victims -------------------------------------------------------------------------------------------------------
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
-        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING]
+        grown = () if self._reclaim is None else self._reclaim.grown
+        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in grown]
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
         if self._known is not None:
             self._known_before = self._policy.rank(gainer)
         self._forget_known()
+        ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
-            if self._may_decode(victim):
+            if victim in ahead and self._may_decode(victim):
                 if self._may_pause(victim):
                     self._pausable_decodes -= 1
                 else:
@@ -438,9 +477,9 @@ class StepPass:
             kind = self._scheduler.requeue(victim)
             # One that is swapped in the middle of a recompute still owes that to whoever caused it.
             if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
-                victim.evicted_by = gainer.payer
+                victim.evicted_by = victim.payer if reason in _BORROWED else gainer.payer
             evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
-            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s)
+            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s, gainer.payer)
 
 
 def _present(sequence: Sequence, hit: PrefixHit | None) -> int:

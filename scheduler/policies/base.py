@@ -72,8 +72,18 @@ class Policy(Protocol):
     def peek(self) -> Sequence | None:
         """The best waiting sequence not skipped in this step."""
 
+    def peek_below(self, path: str) -> Sequence | None:
+        """The best waiting sequence of a node of the ownership tree and all below it, whoever else goes before it; None if a cap
+        keeps them from running. Nodes held back above `path` do not matter."""
+
+    def hold(self, path: str) -> None:
+        """Until let_go(), peek() gives nobody of this node or below it."""
+
+    def let_go(self, path: str) -> None:
+        """Undoes hold(); nothing to undo is fine."""
+
     def pop(self, sequence: Sequence) -> None:
-        """Removes what peek() returned."""
+        """Removes what peek() or peek_below() returned."""
 
     def skip(self, sequence: Sequence) -> None:
         """Sets what peek() returned aside until end_step()."""

@@ -88,6 +88,24 @@ class OrderedPolicy(ABC):
                 return sequence
         return None
 
+    def peek_below(self, path: str) -> Sequence | None:
+        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+            return None
+        below = [
+            entry
+            for entry in (*self._heap, *self._aside)
+            if self._stays.get(entry[2].request_id) == entry[1]
+            and path in prefixes(entry[2].request.tenant)
+            and not any(self._caps.is_full(prefix) for prefix in prefixes(entry[2].request.tenant) if len(prefix) > len(path))
+        ]
+        return min(below)[2] if below else None
+
+    def hold(self, path: str) -> None:
+        self._caps.hold(path)
+
+    def let_go(self, path: str) -> None:
+        self._caps.let_go(path)
+
     def pop(self, sequence: Sequence) -> None:
         del self._stays[sequence.request_id]
         self._sweep()

@@ -1,0 +1,243 @@
+"""KV quotas under any history: no node is ever above its `kv_limit`, and what a `kv_guarantee` covers is there within two steps,
+whatever the policy, the tiers, the pipeline depth and the swaps. The oracle counts blocks by itself, from the cache domains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, world
+from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.engine import Abort
+from fairlane.scheduler.events import EndReason
+from fairlane.scheduler.fake_executor import StepTime
+from fairlane.scheduler.request import CacheMode, Request, Sequence, SequenceStatus
+from fairlane.scheduler.tenancy import GroupShare, KVAmount, NodeShare, Tier, TiersPolicy, WithinTier
+
+SIZE = 8  # tokens in a block
+TIERS = (GOLD, replace(STANDARD, patience_s=0.3), replace(BATCH, patience_s=1.0))
+PLAIN = (Tier("gold", 100), Tier("standard", 50), Tier("batch", 10))
+# Whose requests count for which account, and what is above it.
+TENANTS = {"a/x": ("a/x", "a"), "a/y": ("a/y", "a"), "b/z": ("b/z", "b"), "b/w": ("group:g",), "c/v": ()}
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Blocks:
+    guarantee: int = 0
+    limit: int = NEVER
+
+
+Quotas = dict[str, Blocks]
+
+
+@st.composite
+def quotas(draw: st.DrawFn, num_blocks: int) -> Quotas:
+    """At most everything is promised, at every level; every limit is at least the promises under it."""
+    left = num_blocks
+    found: Quotas = {}
+    for above, below in (("a", ("a/x", "a/y")), ("b", ("b/z",)), ("group:g", ())):
+        promises = {}
+        for name in below:
+            promises[name] = draw(st.integers(0, left // 2))
+            left -= promises[name]
+        spare = draw(st.integers(0, left // 2)) if draw(st.booleans()) else 0
+        total = sum(promises.values()) + spare
+        left -= spare
+        promises[above] = total if spare or draw(st.booleans()) else 0
+        for name, promise in promises.items():
+            least = max(promise, total if name == above else 0, 4)
+            found[name] = Blocks(promise, draw(st.one_of(st.just(NEVER), st.integers(least, num_blocks))))
+    return found
+
+
+def shares(quotas: Quotas) -> tuple[tuple[NodeShare, ...], tuple[GroupShare, ...]]:
+    def amounts(name: str) -> dict[str, KVAmount]:
+        quota = quotas.get(name, Blocks())
+        found = {}
+        if quota.guarantee:
+            found["kv_guarantee"] = KVAmount(tokens=quota.guarantee * SIZE)
+        if quota.limit < NEVER:
+            found["kv_limit"] = KVAmount(tokens=quota.limit * SIZE)
+        return found
+
+    nodes = [NodeShare(path, **amounts(path)) for path in ("a", "a/x", "a/y", "b", "b/z", "c", "c/v")]  # type: ignore[arg-type]
+    return (*nodes, NodeShare("b/w", shared_domain="group:g")), (GroupShare("g", **amounts("group:g")),)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Request]:
+    asked = []
+    for number in range(1, draw(st.integers(2, 20)) + 1):
+        tenant = draw(st.sampled_from(sorted(TENANTS)))
+        prefix = (*range(7000, 7000 + draw(st.sampled_from([0, 0, 8, 20]))),)
+        tail = tuple((number * 7919 + i) % 50_000 for i in range(draw(st.integers(1, 60))))
+        asked.append(
+            request(
+                number,
+                draw(st.sampled_from(TIERS)).name,
+                prompt=prefix + tail,
+                max_tokens=draw(st.integers(1, 50)),
+                arrival_s=draw(st.sampled_from([0.0, 0.05, 0.15, 0.3])) + draw(st.floats(0, 0.02)),
+                tenant=tenant,
+                cache_domain="group:g" if tenant == "b/w" else None,
+                cache_mode=draw(st.sampled_from([CacheMode.READ_WRITE, CacheMode.READ_WRITE, CacheMode.NONE])),
+                order=draw(st.sampled_from([0, 0, 1])),
+            )
+        )
+    return asked
+
+
+class Watch:
+    """After every step: what each account has, and for how long it has been denied what its guarantee covers."""
+
+    def __init__(self, driver: EngineDriver, quotas: Quotas) -> None:
+        self.above: list[tuple[str, int, int]] = []
+        self.longest = 0
+        self._driver = driver
+        self._quotas = quotas
+        self._denied = Counter[str]()
+        self._step = 0
+
+    def run(self, max_turns: int = 20_000) -> None:
+        driver = self._driver
+        for _ in range(max_turns):
+            busy = driver.turn()
+            self._look()
+            if not busy and not driver.scheduler.num_unfinished and not driver._commands:
+                if not driver._later:
+                    return
+                driver._wait_until(driver._later[0][0])
+        raise AssertionError(f"{driver.scheduler.num_unfinished} requests unfinished after {max_turns} turns")
+
+    def used(self) -> Counter[str]:
+        found = Counter[str]()
+        for domain, count in self._driver.blocks.domains().items():
+            names = TENANTS[domain.removeprefix("tenant:")] if domain.startswith("tenant:") else (domain,)
+            found.update(dict.fromkeys(names, count))
+        return found
+
+    def _look(self) -> None:
+        scheduler = self._driver.scheduler
+        used = self.used()
+        self.above += [(name, used[name], quota.limit) for name, quota in self._quotas.items() if used[name] > quota.limit]
+        if scheduler.step_id == self._step:
+            return
+        self._step = scheduler.step_id
+        scheduler.lane.settle()
+        for name, quota in self._quotas.items():
+            self._denied[name] = self._denied[name] + 1 if self._is_denied(name, quota, used) else 0
+            self.longest = max(self.longest, self._denied[name])
+
+    def _is_denied(self, name: str, quota: Blocks, used: Counter[str]) -> bool:
+        """Whether all who wait for blocks of the account would stay within its guarantee, each for itself, no limit below it is in
+        their way, nobody of them is still on the way out, and none finds the blocks; or somebody decodes and lacks one."""
+        if not quota.guarantee:
+            return False
+        own = [one for one in self._driver.scheduler.sequences() if name in TENANTS[one.request.tenant]]
+        waiting = [one for one in own if one.status is SequenceStatus.WAITING]
+        growing = [one for one in own if one.status is SequenceStatus.RUNNING and self._growth(one)]
+        lacks = [self._lacks(name, one, self._growth(one), used) for one in growing]
+        waits = [self._lacks(name, one, self._needs(one), used) and not one.steps_in_flight for one in waiting]
+        return any(lacks) or (bool(waits) and all(waits) and self._driver.scheduler.running.has_free_slot)
+
+    def _lacks(self, name: str, one: Sequence, needed: int, used: Counter[str]) -> bool:
+        names = TENANTS[one.request.tenant]
+        below, above = names[: names.index(name)], names[names.index(name) :]
+        if used[name] + needed > self._quotas[name].guarantee or any(self._room(n, used) < needed for n in below):
+            return False
+        return self._driver.blocks.num_free_blocks < needed or any(self._room(n, used) < needed for n in above)
+
+    def _room(self, name: str, used: Counter[str]) -> int:
+        return self._quotas[name].limit - used[name]
+
+    def _needs(self, one: Sequence) -> int:
+        blocks = self._driver.blocks
+        if one.num_computed_tokens or not one.request.cache_mode.reads:
+            return blocks.blocks_for(one.num_tokens)
+        one.chain.extend(one.token_ids)
+        return blocks.num_blocks_to_allocate(one.num_tokens, blocks.lookup(one.chain, one.num_tokens))
+
+    def _growth(self, one: Sequence) -> int:
+        """Blocks for its next token, where it has one to compute and all before that are computed."""
+        if one.num_pending_tokens != 1 or not one.is_due:
+            return 0
+        self._driver.scheduler.lane.update_tables()
+        return self._driver.blocks.num_new_blocks(one.request_id, one.num_computed_tokens + 1, one.num_computed_tokens)
+
+
+def check_outcomes(driver: EngineDriver, asked: list[Request], quotas: Quotas, num_blocks: int) -> None:
+    for one in asked:
+        ended = driver.transcripts[one.request_id].ended
+        assert ended is not None
+        if ended.reason is EndReason.FAILED:
+            needed = -(-(len(one.prompt_token_ids) + one.max_tokens - 1) // SIZE)
+            most = min([num_blocks, *(quotas[name].limit for name in TENANTS[one.tenant] if name in quotas)])
+            assert (ended.error_reason, needed > most) == ("KV_CAPACITY_EXCEEDED", True)
+        elif ended.reason is not EndReason.ABORTED:
+            assert driver.transcripts[one.request_id].token_ids == expected_tokens(one)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.data(),
+    asked=arrivals(),
+    aborts=st.dictionaries(st.integers(1, 20), st.floats(0, 0.6), max_size=3),
+    policy=st.sampled_from(TiersPolicy),
+    within=st.sampled_from(WithinTier),
+    plain=st.booleans(),
+    depth=st.sampled_from([0, 1, 2]),
+    num_blocks=st.integers(16, 44),
+    budget=st.integers(8, 64),
+    max_num_seqs=st.integers(1, 6),
+    max_resident=st.integers(2, 12),
+    num_host_blocks=st.sampled_from([0, 8, 40]),
+    gap_ms=st.sampled_from([None, 20.0]),
+)
+def test_no_limit_is_exceeded_and_no_guarantee_denied_for_longer_than_two_steps(
+    data: st.DataObject,
+    asked: list[Request],
+    aborts: dict[int, float],
+    policy: TiersPolicy,
+    within: WithinTier,
+    plain: bool,
+    depth: int,
+    num_blocks: int,
+    budget: int,
+    max_num_seqs: int,
+    max_resident: int,
+    num_host_blocks: int,
+    gap_ms: float | None,
+) -> None:
+    promised = data.draw(quotas(num_blocks))
+    nodes, groups = shares(promised)
+    driver = world(
+        policy=policy,
+        tiers=PLAIN if plain else TIERS,
+        within=within,
+        depth=depth,
+        num_blocks=num_blocks,
+        block_size=SIZE,
+        budget=budget,
+        max_num_seqs=max_num_seqs,
+        max_resident=max_resident,
+        num_host_blocks=num_host_blocks,
+        min_swap_tokens=9,
+        step_time=StepTime(fixed_s=0.01),
+        nodes=nodes,
+        groups=groups,
+        gap_ms=gap_ms,
+    )
+    driver.add_at_arrival(asked)
+    for number, time_s in aborts.items():
+        if number <= len(asked):
+            driver.at(time_s, Abort(asked[number - 1].request_id))
+    watch = Watch(driver, promised)
+
+    watch.run()
+
+    check_outcomes(driver, asked, promised, num_blocks)
+    assert (driver.refusals, watch.above, max(2, watch.longest), driver.blocks.num_used_blocks) == ([], [], 2, 0)
