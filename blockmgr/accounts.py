@@ -30,9 +30,9 @@ class Quota:
 
 
 class Account:
-    """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held: it was
-    too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are used up after
-    all others, the oldest first (shields.py)."""
+    """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held:
+    it was too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are
+    used up after all others, the oldest first (shields.py)."""
 
     __slots__ = ("aside", "claim", "guarantee", "held", "limit", "name", "shield", "used", "waiting")
 
@@ -67,9 +67,9 @@ Lineage = tuple[Account, ...]
 class Accounts:
     """The accounts with a quota, by name, and which of them a domain's blocks count for.
 
-    claimants: accounts below their guarantee for whose blocks somebody waits, in the order in which they are to be looked at, but for
-    those of which that is done until something changes (disclaim). claimed: blocks that all are below it, together. lowered: accounts that have more than their limit since it was lowered, for whoever sees
-    to it.
+    claimants: accounts below their guarantee for whose blocks somebody waits, in the order in which they are to be looked at,
+    but for those of which that is done until something changes (disclaim). claimed: blocks that all are below it, together.
+    lowered: accounts that have more than their limit since it was lowered, for whoever sees to it.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], names_of: NamesOf) -> None:
@@ -137,11 +137,13 @@ class Accounts:
             self._forget_if_idle(account)
 
     def disclaim(self, account: Account) -> None:
-        """Whoever waits for its blocks asks for more than its guarantee leaves; that changes as blocks come back, or others wait."""
+        """Whoever waits for its blocks asks for more than its guarantee leaves; that changes as blocks come back, or others
+        wait."""
         self.claimants.pop(account, None)
 
     def found_prefix(self, domain: str) -> bool:
-        """Whoever waits for blocks of the domain may need fewer of them: more is cached. Whether somebody claims a guarantee there."""
+        """Whoever waits for blocks of the domain may need fewer of them: more is cached. Whether somebody claims a guarantee
+        there."""
         for account in self.lineage(domain):
             if account.guarantee:
                 self._note(account)

@@ -18,8 +18,8 @@ class BlockPool:
     *cached*: a lookup may revive it until it is taken for something else. Free blocks without a hash lie before cached
     ones, so nothing known is evicted while something worthless is free.
 
-    domain_of: meaningful while a block is used or has a hash. group_of: while it has a hash.
-    index: per KV-cache group, hash -> the one block registered under it. shields: which cached blocks go last; None: by age alone.
+    domain_of: meaningful while a block is used or has a hash. group_of: while it has a hash. index: per KV-cache group, hash ->
+    the one block registered under it. shields: which cached blocks go last; None: by age alone.
     """
 
     __slots__ = (

@@ -1,5 +1,6 @@
-"""Names of cache domains: who shares prefixes, and which accounts blocks count for. A domain is what the policy gave the request's
-node (tenant:org/name, member:org/tenant/name, group:name, public), framed with the partition that the client asked for."""
+"""Names of cache domains: who shares prefixes, and which accounts blocks count for. A domain is what the policy gave the
+request's node (tenant:org/name, member:org/tenant/name, group:name, public), framed with the partition that the client asked
+for."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.decisions import Eviction
+from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
@@ -96,7 +97,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     binding = caps.binding(sequence.request.tenant) if waits else ()
     needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
     rank = 1 + sum(party.requests for party in ahead) if waits else 0
-    per_s = scheduler.decisions.admissions_per_s(now_s)
+    own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
     evictions = scheduler.decisions.evictions_of(request_id)
     return Explanation(
@@ -111,7 +112,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         blocks_free=scheduler.blocks.num_free_blocks,
         blocks_missing=missing,
         is_owed=scheduler.policy.is_owed(sequence),
-        estimated_start_s=rank / per_s if waits and per_s is not None and not binding else None,
+        estimated_start_s=None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s),
         preemptions=sequence.num_preemptions,
         evictions=tuple((now_s - eviction.at_s, eviction) for eviction in evictions),
         computed_tokens=sequence.num_computed_tokens,
@@ -166,10 +167,8 @@ def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bo
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
     """Needed for all its tokens, and missing with the watermark."""
-    blocks, hit = scheduler.blocks, None
-    if blocks.enable_prefix_caching and sequence.request.cache_mode.reads and not sequence.num_computed_tokens:
-        sequence.chain.extend(sequence.token_ids)
-        hit = blocks.lookup(sequence.chain, sequence.num_tokens)
+    blocks = scheduler.blocks
+    hit = lookup(sequence, blocks)
     needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
     kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
     return needed, max(0, needed + kept - blocks.num_free_blocks)

@@ -1,8 +1,9 @@
-"""KV quotas of the policy in force, over one worker's blocks: which accounts there are, whom a guarantee covers, and who may lose
-blocks to whom. Counting is the block manager's (accounts.py); what a step does about a shortage is step_pass.py's and reclaim.py's.
+"""KV quotas of the policy in force, over one worker's blocks: which accounts there are, whom a guarantee covers, and who may
+lose blocks to whom. Counting is the block manager's (accounts.py); what a step does about a shortage is step_pass.py's and
+reclaim.py's.
 
-A guarantee covers what an account asks for as long as it stays within it, at the account's own level or at one above. Whoever is in
-an account that is within its guarantee loses nothing to those outside of it, whatever their tier.
+A guarantee covers what an account asks for as long as it stays within it, at the account's own level or at one above. Whoever
+is in an account that is within its guarantee loses nothing to those outside of it, whatever their tier.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class KVQuotas:
         return all(not account.guarantee or account.is_borrowing or account in own for account in lineage)
 
     def hold_if_full(self, head: Sequence, blocks: int, policy: Policy) -> bool:
-        """A waiting head whose own limit is in its way is nobody else's concern: it is set aside, and nobody of the full account is
-        asked for until something of that has changed. False if it is not a limit that keeps it."""
+        """A waiting head whose own limit is in its way is nobody else's concern: it is set aside, and nobody of the full
+        account is asked for until something of that has changed. False if it is not a limit that keeps it."""
         full = self.full_for(head, blocks)
         if full is None:
             return False
@@ -239,12 +240,3 @@ def _refuse(where: str, promised: Mapping[str, int], most: int, limit: str) -> N
     places = ", ".join(f"{name} {count}" for name, count in promised.items())
     total = sum(promised.values())
     raise QuotaError(f"kv_guarantee: {total} blocks are promised {where} ({places}): more than the {most} of {limit}")
-
-
-def unfitting(
-    quotas: KVQuotas, sequences: Iterable[Sequence], blocks_of: Callable[[Sequence], int]
-) -> list[tuple[Sequence, Account]]:
-    """Those that some limit, as it is now, is too small for, with the account whose limit that is. blocks_of: what a sequence may
-    come to need."""
-    found = ((one, quotas.never_fits(one.request.cache_domain, blocks_of(one))) for one in sequences)
-    return [(one, account) for one, account in found if account is not None]

@@ -1,10 +1,10 @@
-"""What a step owes to KV guarantees and limits, before it places anybody: whoever is above a limit that was lowered gives blocks back;
-sequences that decode within a guarantee get the block they need; and waiting ones that are covered by a guarantee, and would not get
-in by rank because blocks are short, get in. The blocks come from those who have more than they were guaranteed, whatever their tier
-and whatever else protects them, most over first; what that costs them is charged to them.
+"""What a step owes to KV guarantees and limits, before it places anybody: whoever is above a limit that was lowered gives
+blocks back; sequences that decode within a guarantee get the block they need; and waiting ones that are covered by a guarantee,
+and would not get in by rank because blocks are short, get in. The blocks come from those who have more than they were
+guaranteed, whatever their tier and whatever else protects them, most over first; what that costs them is charged to them.
 
-    covered    the account stays within its guarantee with what is asked for
-    borrowers  running sequences of accounts above their guarantees; by the sum of all guarantees, which is at most the pool, there
+    covered    the account stays within its guarantee with what is asked for borrowers  running sequences of accounts above
+    their guarantees; by the sum of all guarantees, which is at most the pool, there
                are always enough of them
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from fairlane.blockmgr.accounts import Account
 from fairlane.blockmgr.manager import PrefixHit
 from fairlane.scheduler.events import PreemptionReason
+from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.kv_quotas import KVQuotas, Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.request import Sequence
@@ -34,22 +35,20 @@ MAX_CLAIMS = 16
 class StepHooks:
     """What the pass does for it. unplaced: running sequences that may still be evicted, in rank order, without the lane's.
     free_blocks: without what the lane needs. has_place: whether tokens and seats are left. fits: as for anybody who waits.
-    to_front: what was known about who gets in is not true any more. admit: with the hit, one token at least."""
+    admit: with the hit, one token at least."""
 
     unplaced: Callable[[], list[Sequence]]
     dissolve_lane: Callable[[], None]
     free_blocks: Callable[[], int]
     has_place: Callable[[], bool]
     fits: Callable[[Sequence, PrefixHit | None], bool]
-    lookup: Callable[[Sequence], PrefixHit | None]
     evict: Callable[[list[Sequence], PreemptionReason, Sequence], None]
     admit: Callable[[Sequence, PrefixHit | None], None]
-    to_front: Callable[[], None]
 
 
 class Reclaim:
-    """Use once, for one step. grown: sequences that got a block here and must keep it in this step. is_settled: False, if the next
-    step may find more to do. was_pressed: claims were looked at as those of whom blocks had been kept."""
+    """Use once, for one step. grown: sequences that got a block here and must keep it in this step. is_settled: False, if the
+    next step may find more to do. was_pressed: claims were looked at as those of whom blocks had been kept."""
 
     def __init__(self, scheduler: Scheduler, quotas: KVQuotas, placement: Placement, hooks: StepHooks) -> None:
         self.grown: set[Sequence] = set()
@@ -87,7 +86,6 @@ class Reclaim:
                 if over > 0:
                     victims.append(victim)
                     over -= self._blocks.freed_with(victim.request_id, held)
-            self._hooks.to_front()
             for victim in victims:
                 self._hooks.evict([victim], PreemptionReason.KV_LIMIT, victim)
 
@@ -154,7 +152,7 @@ class Reclaim:
         head = self._quotas.head(account, self._policy)
         if head is None:
             return False
-        hit = self._hooks.lookup(head)
+        hit = lookup(head, self._blocks)
         needed = self._blocks.num_blocks_to_allocate(head.num_tokens, hit)
         covering = self._quotas.covers(head, needed)
         if covering is None:
@@ -170,7 +168,7 @@ class Reclaim:
         if not self._hooks.has_place() or not self._make_room(head, covering, needed, slots=1):
             self.is_settled = False
             return False
-        self._hooks.admit(head, self._hooks.lookup(head))
+        self._hooks.admit(head, lookup(head, self._blocks))
         return True
 
     def _is_left_to_rank(self, head: Sequence, hit: PrefixHit | None, needed: int) -> bool:
@@ -184,14 +182,15 @@ class Reclaim:
         return True
 
     def _leave_to_rank(self, blocks: int) -> None:
-        """Until fewer blocks are free. Limits are not watched from step to step: where they may be in the way, every step looks."""
+        """Until fewer blocks are free. Limits are not watched from step to step: where they may be in the way, every step
+        looks."""
         self._quotas.alarm = max(self._quotas.alarm, blocks)
         if self._quotas.limits_bind_claims:
             self.is_settled = False
 
     def settles(self, passed_over_any: bool) -> bool:
-        """Whether nobody comes to claim a guarantee, as long as nothing is given back, who was not looked at. passed_over_any: for
-        want of blocks."""
+        """Whether nobody comes to claim a guarantee, as long as nothing is given back, who was not looked at. passed_over_any:
+        for want of blocks."""
         missed = passed_over_any and not self.was_pressed and bool(self._accounts.claimants)
         return self.is_settled and not missed
 
@@ -212,7 +211,6 @@ class Reclaim:
         victims = self._borrowers(gainer, covering, missing, slots_missing, losses)
         if victims is None:
             return False
-        self._hooks.to_front()
         self._hooks.evict(victims, PreemptionReason.KV_GUARANTEE, gainer)
         return True
 

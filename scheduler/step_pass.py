@@ -12,18 +12,19 @@ places in the order; those that may have to pause do so as soon as there is a re
 
 from __future__ import annotations
 
-from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
 from fairlane.scheduler.events import PreemptionKind, PreemptionReason
+from fairlane.scheduler.hits import lookup, num_present
 from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
+from fairlane.scheduler.shaping import StepShaping
 from fairlane.scheduler.stalls import end_stall, evicted, pause, started
 from fairlane.scheduler.victims import cheapest
 
@@ -48,20 +49,19 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
-        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
-        self._plan = self._policy.plan(self._view())
-        self._lane_may_pause = self._plan.pause_lower
-        self._budget = self._plan.token_budget
+        plan = self._policy.plan(BatchView.of(self._order, scheduler.running.by_tier, self._limits.max_num_batched_tokens))
+        self._shaping = StepShaping(plan, self._policy)
+        self._lane_may_pause = plan.pause_lower
+        self._budget = plan.token_budget
         self._seats = self._limits.max_num_seqs
-        self._lower_cap = self._plan.lower_prefill_cap
-        self._protected_chunk = False
         self._num_passed_over = 0
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
@@ -87,7 +87,7 @@ class StepPass:
                 continue
             self._settled = False
             self._policy.on_unserved(sequence)
-            if self._protected_chunk and self._may_decode(sequence) and self._may_pause(sequence):
+            if self._shaping.protected_chunk and self._may_decode(sequence) and self._shaping.may_pause(sequence):
                 pause(sequence, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
@@ -113,11 +113,7 @@ class StepPass:
         head, head_rank = self._peek(), None
         while True:
             if self._look_again:
-                self._look_again = False
-                head, head_rank = self._peek(), None
-                while head is not None and policy.rank(head) < self._known_before:
-                    self._pass_over(head)
-                    head = self._peek()
+                self._look_again, head, head_rank = False, self._peek(), None
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -139,10 +135,11 @@ class StepPass:
         """The waiting head; None where it is known that none gets in."""
         return None if self._known is not None else self._policy.peek()
 
-    def _forget_known(self) -> None:
-        """What earlier steps found about admission is not true any more, and another may be the head."""
-        self._look_again = True
-        self._known = None
+    def _ask_again(self) -> None:
+        """Something is given back: heads that were passed over come before whoever would get what they could use now."""
+        self._look_again, self._known, self._num_passed_over, self._held_back = True, None, 0, 0
+        self._passed_over.clear()
+        self._policy.end_step()
 
     # -- the decode lane -----------------------------------------------------------------------------------------------
 
@@ -181,10 +178,10 @@ class StepPass:
 
     def _release_pausable(self, sequence: Sequence) -> bool:
         """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
-        if not (self.places_lane and self._lane_may_pause and self._is_protected(sequence)):
+        if not (self.places_lane and self._lane_may_pause and self._shaping.is_protected(sequence)):
             return False
         self._lane_may_pause = False  # from here on nobody in it
-        pausable = [member for member in self._lane.members if self._may_pause(member)]
+        pausable = [member for member in self._lane.members if self._shaping.may_pause(member)]
         if pausable:
             self._take_out(pausable)
             self.places_lane = len(self._lane) > 0
@@ -222,12 +219,8 @@ class StepPass:
 
     def _count_decodes(self) -> None:
         may_decode = [sequence for sequence in self._order if self._may_decode(sequence)]
-        self._pausable_decodes = sum(1 for sequence in may_decode if self._may_pause(sequence))
+        self._pausable_decodes = sum(1 for sequence in may_decode if self._shaping.may_pause(sequence))
         self._decodes_ahead = len(may_decode) - self._pausable_decodes
-
-    def _view(self) -> BatchView:
-        prefilling = Counter(sequence.request.tier for sequence in self._order if sequence.num_pending_tokens > 1)
-        return BatchView(self._limits.max_num_batched_tokens, self._scheduler.running.by_tier, prefilling)
 
     # -- running sequences ---------------------------------------------------------------------------------------------
 
@@ -242,12 +235,6 @@ class StepPass:
     def _may_decode(self, sequence: Sequence) -> bool:
         return sequence.num_pending_tokens == 1 and sequence.is_due
 
-    def _may_pause(self, sequence: Sequence) -> bool:
-        protected = self._plan.protected_priority
-        if not self._plan.pause_lower or protected is None or self._policy.priority(sequence) >= protected:
-            return False
-        return not self._policy.is_owed(sequence)
-
     def _place_running(self, sequence: Sequence) -> None:
         if sequence.num_pending_tokens == 1:
             self._place_decode(sequence)
@@ -259,9 +246,9 @@ class StepPass:
             self._place(sequence, num_tokens)
 
     def _place_decode(self, sequence: Sequence) -> None:
-        if self._may_pause(sequence):
+        if self._shaping.may_pause(sequence):
             self._pausable_decodes -= 1
-            if self._protected_chunk:
+            if self._shaping.protected_chunk:
                 return
         else:
             self._decodes_ahead -= 1
@@ -278,15 +265,23 @@ class StepPass:
             return False
         if needed > max(0, room):
             missing = needed - self._blocks.num_free_blocks
-            candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
+            candidates = self._yielding_to(sequence)
             victims = cheapest(candidates, missing, 0, self._policy, self._blocks, self._losses(sequence, needed))
             if victims is None and self._reclaim is not None:
                 victims = self._reclaim.yielding(sequence, needed)
             if victims is None:
+                self._stuck.append(sequence)
                 return False
             self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
         self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
+
+    def _yielding_to(self, grower: Sequence) -> list[Sequence]:
+        """Those that rank after it, and those before it that are stuck because they may not take its own blocks in turn (a
+        minimum share is owed to them), or neither would ever get on."""
+        may_take = self._policy.may_take
+        stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
+        return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
@@ -300,8 +295,8 @@ class StepPass:
             return
         if self._release_pausable(sequence):
             return
-        hit = self._lookup(sequence)
-        if self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)) <= 0:
+        hit = lookup(sequence, self._blocks)
+        if self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
             self._dissolve_lane()
@@ -309,15 +304,7 @@ class StepPass:
             self._pass_over(sequence, hit)
         else:
             # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
-            self._admit(sequence, self._lookup(sequence))
-
-    def _lookup(self, sequence: Sequence) -> PrefixHit | None:
-        if not (self._blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
-            return None  # hashing costs more than a lookup
-        if sequence.num_computed_tokens:
-            return None  # swapped out: all it had comes back, bit by bit
-        sequence.chain.extend(sequence.token_ids)
-        return self._blocks.lookup(sequence.chain, sequence.num_tokens)
+            self._admit(sequence, lookup(sequence, self._blocks))
 
     def _pass_over(self, sequence: Sequence, hit: PrefixHit | None = None) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
@@ -385,14 +372,12 @@ class StepPass:
             overtaken.num_skips += 1
         self._passed_over.clear()
         num_cached = 0 if hit is None else hit.num_tokens
-        num_tokens = max(1, self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)))  # 1: covered by a guarantee
+        num_tokens = max(1, self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)))  # 1: covered by a guarantee
         if not self._scheduler.swaps.bring_back(sequence):
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
-            started(sequence, num_cached, self._now_s, self._scheduler.delta)
-            sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-            self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-        self._scheduler.admit(sequence)
+            self._scheduler.num_recomputed_tokens += started(sequence, num_cached, self._now_s, self._scheduler.delta)
+        self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
@@ -403,21 +388,13 @@ class StepPass:
         """Most prefill tokens it may take now, of num_pending. A token stays reserved for every decode still to come, as
         far as seats go; pausable decodes count only while no protected chunk makes them pause."""
         waiting_decodes = self._decodes_ahead
-        if not self._protected_chunk and not self._is_protected(sequence):
+        if not self._shaping.protected_chunk and not self._shaping.is_protected(sequence):
             waiting_decodes += self._pausable_decodes
         free = self._budget - min(waiting_decodes, self._seats - 1)
-        if self._may_be_capped(sequence) and self._lower_cap is not None:
-            free = min(free, self._lower_cap)
+        free = self._shaping.cap(sequence, free)
         if self._limits.max_prefill_chunk:
             free = min(free, self._limits.max_prefill_chunk)
         return min(num_pending, free)
-
-    def _is_protected(self, sequence: Sequence) -> bool:
-        protected = self._plan.protected_priority
-        return protected is not None and self._policy.priority(sequence) >= protected
-
-    def _may_be_capped(self, sequence: Sequence) -> bool:
-        return self._plan.protected_priority is not None and not self._is_protected(sequence)
 
     def _place(self, sequence: Sequence, num_tokens: int) -> None:
         is_chunk = self.placement.place(sequence, num_tokens)
@@ -427,13 +404,7 @@ class StepPass:
         if is_chunk or not sequence.is_due:  # the next step has a seat more if this was its last token
             self._settled = False
         if is_chunk:
-            self._take_shares(sequence, num_tokens)
-
-    def _take_shares(self, sequence: Sequence, num_tokens: int) -> None:
-        if self._is_protected(sequence):
-            self._protected_chunk = True
-        if self._lower_cap is not None:
-            self._lower_cap = max(0, self._lower_cap - num_tokens)
+            self._shaping.take(sequence, num_tokens)
 
     # -- KV quotas -----------------------------------------------------------------------------------------------------
 
@@ -444,10 +415,8 @@ class StepPass:
             free_blocks=self._num_free_blocks,
             has_place=lambda: self._budget > 0 and self._seats > 0,
             fits=lambda sequence, hit: self._fits(sequence, hit, self._num_free_blocks()),
-            lookup=self._lookup,
             evict=self._evict,
             admit=self._admit,
-            to_front=self._forget_known,
         )
 
     def _losses(self, gainer: Sequence, needed: int, *, with_margin: bool = False) -> Losses | None:
@@ -462,15 +431,13 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
-        if self._known is not None:
-            self._known_before = self._policy.rank(gainer)
-        self._forget_known()
+        self._ask_again()
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if victim in ahead and self._may_decode(victim):
-                if self._may_pause(victim):
+                if self._shaping.may_pause(victim):
                     self._pausable_decodes -= 1
                 else:
                     self._decodes_ahead -= 1
@@ -480,8 +447,3 @@ class StepPass:
                 victim.evicted_by = victim.payer if reason in _BORROWED else gainer.payer
             evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
             self._scheduler.decisions.evicted(victim, kind, reason, self._now_s, gainer.payer)
-
-
-def _present(sequence: Sequence, hit: PrefixHit | None) -> int:
-    """Tokens of a waiting sequence that need not be computed: swapped out, or in the prefix cache."""
-    return sequence.num_computed_tokens if hit is None else hit.num_tokens

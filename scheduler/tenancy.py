@@ -134,7 +134,8 @@ class PolicySnapshot:
 
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
     None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
-    instead of tiers_policy, within_tier and within_tenant. groups: those with KV quotas.
+    instead of tiers_policy, within_tier and within_tenant. predict_output: FAIR orders by what a request will probably generate
+    from its admission on. groups: those with KV quotas.
     """
 
     generation: int
@@ -147,6 +148,7 @@ class PolicySnapshot:
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
+    predict_output: bool = False
     groups: tuple[GroupShare, ...] = ()
 
     def tier(self, name: str) -> Tier:

@@ -32,8 +32,9 @@ def cheapest(
     blocks: BlockManager,
     losses: Losses | None = None,
 ) -> list[Sequence] | None:
-    """The first of the candidates, in the order above, whose blocks and slots suffice; None if all would not do. losses: what KV
-    quotas have to say: whose blocks a guarantee keeps, and which limits must get room too; the blocks that count for those go first.
+    """The first of the candidates, in the order above, whose blocks and slots suffice; None if all would not do. losses: what
+    KV quotas have to say: whose blocks a guarantee keeps, and which limits must get room too; the blocks that count for those
+    go first.
     """
     in_order = sorted(candidates, key=victim_order(policy, blocks))
     if losses is not None and not losses.suffice:

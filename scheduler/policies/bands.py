@@ -57,7 +57,10 @@ class BandPolicy:
         self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
-        self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
+        self._trees = [
+            WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier, predicts=snapshot.predict_output)
+            for _ in range(self._top_band + 1)
+        ]
         if self._deadlines.active:  # below all bands: by arrival, who could not start in time
             self._trees[0] = WaitTree(WithinTier.FCFS, self._tiers, shares, self._caps, by_tier=by_tier)
         self._ranked = self._trees[1:] if self._deadlines.active else self._trees
@@ -71,7 +74,7 @@ class BandPolicy:
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
-        self.ranks_change = self._fair or bool(self._min.guarantees)
+        self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -79,6 +82,7 @@ class BandPolicy:
     def begin_step(self, now_s: float) -> None:
         self._min.advance(now_s)
         self._relegate(now_s)
+        self._deadlines.sort_places(self._tree)
         while self._promotions and self._promotions[0][0] <= now_s:
             due_s, ticket, request_id = heappop(self._promotions)
             stay = self._stays.get(request_id)
@@ -116,6 +120,10 @@ class BandPolicy:
             self._promotions = [entry for entry in self._promotions if entry[2] in stays and stays[entry[2]].ticket == entry[1]]
             heapify(self._promotions)
 
+    def _leaf(self, sequence: Sequence) -> Payer | str:
+        """What it shares with those among whom deadlines sort."""
+        return sequence.payer if self._by_tier else sequence.request.tenant
+
     def _tree(self, sequence: Sequence, risen: int = 0) -> WaitTree:
         return self._trees[self._band[sequence.request.tier] + risen]
 
@@ -132,7 +140,7 @@ class BandPolicy:
     def skip_step(self, now_s: float) -> None:
         """Nobody prefills, and nobody was left out, else this would be another kind of step."""
         if self._min.guarantees:
-            self._min.open_bucket(now_s)
+            self._min.advance(now_s)
             if self._backlog_changed:
                 self._backlog_changed = False
                 self._set_backlogged({})
@@ -269,10 +277,12 @@ class BandPolicy:
         sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
         self._tree(sequence).adopt(sequence)
+        self._deadlines.runs(sequence, self._leaf(sequence))
 
     def on_release(self, sequence: Sequence) -> None:
         self._tree(sequence).release(sequence)
         self._caps.remove(sequence.request.tenant)
+        self._deadlines.runs_no_more(sequence, self._leaf(sequence))
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)
@@ -280,6 +290,11 @@ class BandPolicy:
             self._trees[band].charge(payer, cost, ledger)
         if cost > 0:  # a refund does not give the worker's time back
             self._min.charge(payer, cost)
+
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        band = self._band.get(payer.tier)
+        if band is not None:
+            self._trees[band].unexpect(payer, cost)
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)

@@ -3,6 +3,7 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,11 @@ class BatchView:
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int) -> BatchView:
+        """sequences: all that run and may have more than one token to compute."""
+        return cls(token_budget, running, Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1))
 
 
 @dataclass(slots=True)
@@ -132,6 +138,9 @@ class Policy(Protocol):
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         """Work placed in this step, or KV cache held since the one before, in cost units. Negative: a refund, of work that was
         lost by a fault of ours."""
+
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        """The next charge is for somebody else's tokens, computed again because the payer took their blocks."""
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         """So many more sequences of the payer (fewer, if negative), with so many tokens more between them, are charged by

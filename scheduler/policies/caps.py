@@ -1,6 +1,6 @@
-"""`max_running`: how many sequences of a node, and of everything below it, hold KV at once; and nodes that the engine holds back,
-because a limit on KV cache is reached. Counts are over all tiers and bands, so they stand apart from the queues; a queue that finds a
-node full parks it here and is called when room comes."""
+"""`max_running`: how many sequences of a node, and of everything below it, hold KV at once; and nodes that the engine holds
+back, because a limit on KV cache is reached. Counts are over all tiers and bands, so they stand apart from the queues; a queue
+that finds a node full parks it here and is called when room comes."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ class Watch:
             self.longest = max(self.longest, self._denied[name])
 
     def _is_denied(self, name: str, quota: Blocks, used: Counter[str]) -> bool:
-        """Whether all who wait for blocks of the account would stay within its guarantee, each for itself, no limit below it is in
-        their way, nobody of them is still on the way out, and none finds the blocks; or somebody decodes and lacks one."""
+        """Whether all who wait for blocks of the account would stay within its guarantee, each for itself, no limit below it is
+        in their way, nobody of them is still on the way out, and none finds the blocks; or somebody decodes and lacks one."""
         if not quota.guarantee:
             return False
         own = [one for one in self._driver.scheduler.sequences() if name in TENANTS[one.request.tenant]]
