@@ -43,10 +43,13 @@ class KVQuotas:
         """Blocks that the sequence may get by the limits above it."""
         return self.accounts.room(sequence.request.cache_domain)
 
+    def lineage(self, sequence: Sequence) -> tuple[Account, ...]:
+        """The accounts with a quota that the sequence's blocks count for, its own first."""
+        return self.accounts.lineage(sequence.request.cache_domain)
+
     def full_for(self, sequence: Sequence, blocks: int) -> Account | None:
         """The innermost account whose limit does not leave so many blocks for a waiting sequence, and the margin."""
-        lineage = self.accounts.lineage(sequence.request.cache_domain)
-        return next((account for account in lineage if account.room < blocks + self.margin(account)), None)
+        return next((one for one in self.lineage(sequence) if one.room < blocks + self.margin(one)), None)
 
     def margin(self, account: Account) -> int:
         """Blocks that an admission leaves of a limit, so that others of the account can grow."""
@@ -59,7 +62,7 @@ class KVQuotas:
     def covers(self, sequence: Sequence, blocks: int) -> Account | None:
         """The account within whose guarantee the sequence gets so many more blocks. None: there is none, or a limit below it is
         reached, which no guarantee overrides."""
-        for account in self.accounts.lineage(sequence.request.cache_domain):
+        for account in self.lineage(sequence):
             if account.used + account.aside + blocks <= account.guarantee:
                 return account
             if account.room < blocks:
@@ -69,13 +72,12 @@ class KVQuotas:
     def may_claim(self, sequence: Sequence) -> bool:
         """Whether some account above it is below its guarantee, and waits."""
         claimants = self.accounts.claimants
-        return any(account in claimants for account in self.accounts.lineage(sequence.request.cache_domain))
+        return any(account in claimants for account in self.lineage(sequence))
 
     def may_lose(self, victim: Sequence, gainer: Sequence) -> bool:
         """Whether no guarantee keeps the victim's blocks from the gainer."""
-        own = self.accounts.lineage(gainer.request.cache_domain)
-        lineage = self.accounts.lineage(victim.request.cache_domain)
-        return all(not account.guarantee or account.is_borrowing or account in own for account in lineage)
+        own = self.lineage(gainer)
+        return all(not account.guarantee or account.is_borrowing or account in own for account in self.lineage(victim))
 
     def hold_if_full(self, head: Sequence, blocks: int, policy: Policy) -> bool:
         """A waiting head whose own limit is in its way is nobody else's concern: it is set aside, and nobody of the full
@@ -106,7 +108,7 @@ class KVQuotas:
 
     def _counts_for(self, sequence: Sequence, account: Account) -> bool:
         """Not if its domain was another when it arrived."""
-        return account in self.accounts.lineage(sequence.request.cache_domain)
+        return account in self.lineage(sequence)
 
 
 class Losses:

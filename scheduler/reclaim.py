@@ -70,6 +70,12 @@ class Reclaim:
             self.grow_covered()
             self._serve_claims()
 
+    def done(self, is_pressed: bool) -> None:
+        """The pass asks nothing of it any more but settles(), and goes without the garbage collector. is_pressed: for the
+        next."""
+        self._quotas.is_pressed = is_pressed
+        del self._hooks
+
     # -- a limit that was lowered ----------------------------------------------------------------------------------------------
 
     def _relieve(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from fairlane.blockmgr.accounts import UNLIMITED
+from fairlane.blockmgr.accounts import UNLIMITED, Account
 from fairlane.scheduler.census import TOP, largest
 from fairlane.scheduler.kv_quotas import KVQuotas
 from fairlane.scheduler.policies.guard import GuardedPolicy
@@ -82,8 +82,10 @@ def stats_of(scheduler: Scheduler) -> SchedulerStats:
     )
 
 
+def account_stats(account: Account) -> AccountStats:
+    return AccountStats(account.name, account.used, account.guarantee, None if account.limit == UNLIMITED else account.limit)
+
+
 def _accounts(quotas: KVQuotas) -> tuple[AccountStats, ...]:
     fullest = nlargest(TOP, quotas.accounts, key=lambda account: (account.used, account.name))
-    return tuple(
-        AccountStats(one.name, one.used, one.guarantee, None if one.limit == UNLIMITED else one.limit) for one in fullest
-    )
+    return tuple(account_stats(account) for account in fullest)

@@ -79,8 +79,8 @@ class StepPass:
         if self._reclaim is not None:
             self._reclaim.run()
         self._walk()
-        if self._quotas is not None and self._known is None:
-            self._quotas.is_pressed = self._passed_over_any
+        if self._reclaim is not None:
+            self._reclaim.done(self._reclaim.was_pressed if self._known is not None else self._passed_over_any)
         placed = set(self.placement.sequences)
         for sequence in self._order:
             if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not sequence.is_due:
