@@ -49,11 +49,14 @@ class KVQuotas:
 
     def full_for(self, sequence: Sequence, blocks: int) -> Account | None:
         """The innermost account whose limit does not leave so many blocks for a waiting sequence, and the margin."""
-        return next((one for one in self.lineage(sequence) if one.room < blocks + self.margin(one)), None)
+        return next((one for one in self.lineage(sequence) if one.room < blocks + self.margin(one, blocks)), None)
 
-    def margin(self, account: Account) -> int:
-        """Blocks that an admission leaves of a limit, so that others of the account can grow."""
-        return 0 if account.limit == UNLIMITED else self._watermark(account.limit, account.used)
+    def margin(self, account: Account, blocks: int) -> int:
+        """Blocks that an admission of so many leaves of a limit, so that others of the account can grow; none within a
+        guarantee."""
+        if account.limit == UNLIMITED or account.used + blocks <= account.guarantee:
+            return 0
+        return self._watermark(account.limit, account.used)
 
     def never_fits(self, domain: str, blocks: int) -> Account | None:
         """The innermost account whose whole limit is less."""
@@ -120,7 +123,7 @@ class Losses:
         self._guarantees_hold = guarantees_hold
         self._accounts = quotas.accounts
         self._own = quotas.accounts.lineage(gainer.request.cache_domain)
-        self._margins = {account: quotas.margin(account) if with_margin else 0 for account in self._own}
+        self._margins = {account: quotas.margin(account, blocks) if with_margin else 0 for account in self._own}
         short = {account: blocks + self._margins[account] - account.room for account in self._own}
         self._short = {account: count for account, count in short.items() if count > 0}
         self._lost: defaultdict[Account, int] = defaultdict(int)

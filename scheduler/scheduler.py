@@ -262,13 +262,13 @@ class Scheduler:
             and len(lane) == len(self.running)
             and len(lane) > 0
             and settlement.holds(self._step_id, now_s)
-            and lane.num_new_blocks() + self._blocks_kept() <= self.blocks.num_free_blocks
-            and (self.census.quotas is None or lane.fits())
+            and lane.num_new_blocks() <= self.blocks.num_free_blocks
+            and (self.census.quotas is None or self._is_steady_for(self.census.quotas))
         )
 
-    def _blocks_kept(self) -> int:
-        """Free blocks without which a KV guarantee would have to be seen to."""
-        return 0 if self.census.quotas is None else self.census.quotas.alarm
+    def _is_steady_for(self, quotas: KVQuotas) -> bool:
+        """Whether every limit leaves room for the lane, and enough blocks are left that no guarantee must be seen to."""
+        return self.blocks.num_free_blocks - self.lane.num_new_blocks() >= quotas.alarm and self.lane.fits()
 
     def _launch(self, placed: Placement | None, *, with_lane: bool = True) -> ScheduleOutput:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""

@@ -58,7 +58,7 @@ class RunningCaps:
             wake(waiter)
 
     def is_full(self, path: str) -> bool:
-        return path in self._held or self.has_max_running(path)
+        return path in self._held or (self._capped and self.has_max_running(path))
 
     def has_max_running(self, path: str) -> bool:
         """Whether as many run as may."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, world
@@ -181,7 +181,6 @@ def check_outcomes(driver: EngineDriver, asked: list[Request], quotas: Quotas, n
             assert driver.transcripts[one.request_id].token_ids == expected_tokens(one)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     asked=arrivals(),
