@@ -32,9 +32,10 @@ class Quota:
 class Account:
     """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held:
     it was too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are
-    used up after all others, the oldest first (shields.py)."""
+    used up after all others, the oldest first (shields.py). wakes: held accounts below it that its guarantee may come to
+    cover."""
 
-    __slots__ = ("aside", "claim", "guarantee", "held", "limit", "name", "shield", "used", "waiting")
+    __slots__ = ("aside", "claim", "guarantee", "held", "limit", "name", "shield", "used", "waiting", "wakes")
 
     def __init__(self, name: str, guarantee: int, limit: int) -> None:
         self.name = name
@@ -45,6 +46,7 @@ class Account:
         self.waiting = 0
         self.claim = 0
         self.held = False
+        self.wakes: dict[Account, None] = {}
         self.shield: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -118,7 +120,7 @@ class Accounts:
             account.used -= count
             if account.guarantee:
                 self._note(account)
-            if account.held:
+            if account.held or account.wakes:
                 self._wake(account)
             self._forget_if_idle(account)
         if is_last:
@@ -149,9 +151,14 @@ class Accounts:
                 self._note(account)
         return any(account.claim for account in self.lineage(domain))
 
-    def hold(self, account: Account) -> None:
-        """It is too full for whoever is next. take_woken() names it as soon as it may not be."""
+    def hold(self, account: Account, domain: str) -> None:
+        """It is too full for whoever is next, of this domain. take_woken() names it as soon as it may not be, or a guarantee
+        above it covers more."""
         account.held = True
+        lineage = self.lineage(domain)
+        for above in lineage[lineage.index(account) + 1 :]:
+            if above.guarantee:
+                above.wakes[account] = None
 
     def take_woken(self) -> list[Account]:
         """Accounts that were held and of which blocks came back, or for which somebody came or went, since the last call."""
@@ -199,8 +206,11 @@ class Accounts:
             self.claimants.setdefault(account)
 
     def _wake(self, account: Account) -> None:
-        account.held = False
-        self._woken.append(account)
+        for held in (account, *account.wakes):
+            if held.held:
+                held.held = False
+                self._woken.append(held)
+        account.wakes.clear()
 
     def _forget_if_idle(self, account: Account) -> None:
         if not account.used and not account.waiting and account.name not in self.by_name:

@@ -49,14 +49,17 @@ class KVQuotas:
 
     def full_for(self, sequence: Sequence, blocks: int) -> Account | None:
         """The innermost account whose limit does not leave so many blocks for a waiting sequence, and the margin."""
-        return next((one for one in self.lineage(sequence) if one.room < blocks + self.margin(one, blocks)), None)
+        margins = self.margins(sequence, blocks)
+        return next((account for account, margin in margins.items() if account.room < blocks + margin), None)
 
-    def margin(self, account: Account, blocks: int) -> int:
-        """Blocks that an admission of so many leaves of a limit, so that others of the account can grow; none within a
-        guarantee."""
-        if account.limit == UNLIMITED or account.used + blocks <= account.guarantee:
-            return 0
-        return self._watermark(account.limit, account.used)
+    def margins(self, sequence: Sequence, blocks: int) -> dict[Account, int]:
+        """What its admission with so many blocks leaves of each limit, so that others of the account can grow; nothing, if a
+        guarantee covers it."""
+        covered = self.covers(sequence, blocks) is not None
+        return {account: 0 if covered else self._margin(account) for account in self.lineage(sequence)}
+
+    def _margin(self, account: Account) -> int:
+        return 0 if account.limit == UNLIMITED else self._watermark(account.limit, account.used)
 
     def never_fits(self, domain: str, blocks: int) -> Account | None:
         """The innermost account whose whole limit is less."""
@@ -89,7 +92,7 @@ class KVQuotas:
         if full is None:
             return False
         policy.skip(head)
-        self.accounts.hold(full)
+        self.accounts.hold(full, head.request.cache_domain)
         for path in self._sources(full):
             policy.hold(path)
         return True
@@ -123,7 +126,7 @@ class Losses:
         self._guarantees_hold = guarantees_hold
         self._accounts = quotas.accounts
         self._own = quotas.accounts.lineage(gainer.request.cache_domain)
-        self._margins = {account: quotas.margin(account, blocks) if with_margin else 0 for account in self._own}
+        self._margins = quotas.margins(gainer, blocks) if with_margin else dict.fromkeys(self._own, 0)
         short = {account: blocks + self._margins[account] - account.room for account in self._own}
         self._short = {account: count for account, count in short.items() if count > 0}
         self._lost: defaultdict[Account, int] = defaultdict(int)

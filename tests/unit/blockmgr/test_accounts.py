@@ -115,13 +115,23 @@ def test_a_held_account_is_woken_by_blocks_that_come_back_and_by_who_comes_and_g
     blocks, accounts = manager(20, a=Quota(limit=3))
     (account,) = accounts
     blocks.allocate(1, "a", 2 * SIZE)
-    accounts.hold(account)
+    accounts.hold(account, "a")
     nobody = accounts.take_woken()
     blocks.free(1)
     freed = accounts.take_woken()
-    accounts.hold(account)
+    accounts.hold(account, "a")
     accounts.wait("a", 1)
     assert (nobody, freed, accounts.take_woken(), accounts.take_woken()) == ([], [account], [account], [])
+
+
+def test_a_held_account_is_woken_too_when_a_guarantee_above_it_covers_more() -> None:
+    blocks, accounts = manager(20, a=Quota(guarantee=9), a_x=Quota(limit=3))
+    blocks.allocate(1, "a/x", 2 * SIZE)
+    blocks.allocate(2, "a/y", 5 * SIZE)
+    held = accounts.by_name["a/x"]
+    accounts.hold(held, "a/x")
+    blocks.free(2)
+    assert (accounts.take_woken(), held.held, accounts.by_name["a"].wakes) == ([held], False, {})
 
 
 def flooded(guarantee: int) -> int:

@@ -146,6 +146,21 @@ def test_a_tenant_within_its_organisations_guarantee_is_covered_by_it() -> None:
     assert 9 in running(driver)
 
 
+def test_what_a_guarantee_above_covers_need_leave_no_margin_of_the_limit_below() -> None:
+    # x has 4 of its 9 blocks, its next needs 5. With org promised 12 that is covered; promised 8 it is not, and 1 would be left.
+    promised = [(node("org", guarantee=blocks), node("org/x", limit=9)) for blocks in (12, 8)]
+    asked = [request(n, prompt=size, tenant="org/x", max_tokens=4) for n, size in ((1, 60), (2, 76))]
+    found = []
+    for nodes in promised:
+        driver = started(world(tiers=PLAIN, num_blocks=40, nodes=nodes), asked[0], turns=1)
+        driver.scheduler.add(asked[1])
+        second = driver.scheduler.sequence(asked[1].request_id)
+        assert second is not None
+        assert driver.scheduler.census.quotas is not None
+        found.append(driver.scheduler.census.quotas.full_for(second, 5))
+    assert [None if full is None else full.name for full in found] == [None, "org/x"]
+
+
 def test_a_groups_blocks_count_for_the_group_and_not_for_the_tenant() -> None:
     nodes = (node("org/batch", limit=3), NodeShare("org/in", shared_domain="group:g", kv_limit=tokens(1)))
     driver = world(tiers=PLAIN, budget=256, nodes=nodes, groups=(GroupShare("g", kv_limit=tokens(9)),))
