@@ -136,7 +136,7 @@ bench-serving-gpu: ## The gateway on one GPU: the chat list over gRPC against th
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_serving.py --device cuda --model llama-3.1-8b $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
-bench-gpu: ## Kernels, engine and gateway on one H200, results into benchmarks/results (about twelve minutes)
+bench-gpu: ## Kernels, engine and gateway on one H200, results into benchmarks/results (about five minutes)
 	$(MAKE) bench-kernels JSON=benchmarks/results/bench_kernels-h200.json
 	$(MAKE) bench-engine JSON=benchmarks/results/bench_engine-h200.json \
 	  BENCH_ARGS="--model llama-3.1-8b,qwen3-0.6b,llama-2-7b --csv benchmarks/results/bench_engine-h200.csv"

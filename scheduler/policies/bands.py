@@ -54,7 +54,6 @@ class BandPolicy:
             band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
-        self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [
@@ -119,10 +118,6 @@ class BandPolicy:
             stays = self._stays
             self._promotions = [entry for entry in self._promotions if entry[2] in stays and stays[entry[2]].ticket == entry[1]]
             heapify(self._promotions)
-
-    def _leaf(self, sequence: Sequence) -> Payer | str:
-        """What it shares with those among whom deadlines sort."""
-        return sequence.payer if self._by_tier else sequence.request.tenant
 
     def _tree(self, sequence: Sequence, risen: int = 0) -> WaitTree:
         return self._trees[self._band[sequence.request.tier] + risen]
@@ -281,13 +276,15 @@ class BandPolicy:
     def adopt(self, sequence: Sequence) -> None:
         sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
-        self._tree(sequence).adopt(sequence)
-        self._deadlines.runs(sequence, self._leaf(sequence))
+        tree = self._tree(sequence)
+        tree.adopt(sequence)
+        self._deadlines.runs(sequence, tree.leaf_key(sequence.payer))
 
     def on_release(self, sequence: Sequence) -> None:
-        self._tree(sequence).release(sequence)
+        tree = self._tree(sequence)
+        tree.release(sequence)
         self._caps.remove(sequence.request.tenant)
-        self._deadlines.runs_no_more(sequence, self._leaf(sequence))
+        self._deadlines.runs_no_more(sequence, tree.leaf_key(sequence.payer))
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)

@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.policies.base import BatchView
+from fairlane.scheduler.policies.line import turn
 from fairlane.scheduler.policies.pace import Pace
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import Tier, WithinTenant
@@ -83,7 +84,7 @@ class Deadlines:
         for leaf, reading in list(self._reading.items()):
             for other in [one for one in reading.values() if one.steady_until or _has_begun(one)]:
                 self.runs_no_more(other, leaf)
-            by_due = sorted(reading.values(), key=_by_due)
+            by_due = sorted(reading.values(), key=turn)
             for one, place in zip(by_due, sorted(one.place for one in by_due), strict=True):
                 one.place = place
             tree = tree_of(by_due[0]) if by_due else None
@@ -92,10 +93,10 @@ class Deadlines:
             if tree is None or line is None or head is None:
                 continue
             for one in by_due:
-                if _by_due(one) < _by_due(head) and one.place > line.place():
+                if turn(one) < turn(head) and one.place > line.place():
                     tree.exchange_place(one)
             for one in reversed(by_due):
-                if _by_due(one) > _by_due(head) and one.place < line.place():
+                if turn(one) > turn(head) and one.place < line.place():
                     tree.exchange_place(one)
 
     def missed(self, now_s: float, waiting: Collection[RequestId]) -> Iterator[tuple[Sequence, float]]:
@@ -133,11 +134,6 @@ class Deadlines:
     def take_over(self, previous: Deadlines) -> None:
         """Starts with another's idea of the worker's speed."""
         self._pace, self._budget = previous._pace, previous._budget
-
-
-def _by_due(sequence: Sequence) -> tuple[int, float, int]:
-    """What lines sort by."""
-    return (-sequence.request.order, sequence.due_s, sequence.arrival_index)
 
 
 def _has_begun(sequence: Sequence) -> bool:

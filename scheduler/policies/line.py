@@ -11,8 +11,13 @@ from fairlane.scheduler.request import RequestId, Sequence
 Entry = tuple[int, float, int, int, RequestId]
 
 
+def turn(sequence: Sequence) -> tuple[int, float, int]:
+    """Of one leaf's requests whoever has the smallest goes next: order, due time, arrival."""
+    return (-sequence.request.order, sequence.due_s, sequence.arrival_index)
+
+
 class Line:
-    """Sequences by (-order, due time, arrival). Removed ones are swept when they surface or outnumber the living.
+    """Sequences by turn(). Removed ones are swept when they surface or outnumber the living.
 
     Every push has its own ticket, so that a sequence which left and came back (evicted twice) is not found through the
     tombstone of its earlier stay.
@@ -34,8 +39,7 @@ class Line:
     def push(self, sequence: Sequence) -> None:
         self._ticket += 1
         self._members[sequence.request_id] = (self._ticket, sequence)
-        due_s = sequence.due_s
-        heappush(self._heap, (-sequence.request.order, due_s, sequence.arrival_index, self._ticket, sequence.request_id))
+        heappush(self._heap, (*turn(sequence), self._ticket, sequence.request_id))
         self._owners[sequence.place] = sequence
         heappush(self._places, sequence.place)
 

@@ -241,6 +241,10 @@ class WaitTree:
                 node = self._child(node, name)
             node.lift(v)
 
+    def leaf_key(self, payer: Payer) -> Payer | str:
+        """Whose requests share a leaf: a tenant's of one tier, of all tiers where the tree is not by tier."""
+        return payer if self._by_tier else payer.tenant
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _find(self, names: tuple[str, ...]) -> Node | None:
@@ -250,7 +254,7 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
-        key = payer if self._by_tier else payer.tenant  # tiers of one tenant share a leaf where the tree is not by tier
+        key = self.leaf_key(payer)
         leaf = self._leaves.get(key)
         if leaf is not None:
             return leaf
