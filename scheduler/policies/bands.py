@@ -54,6 +54,7 @@ class BandPolicy:
             band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
+        self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [
