@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.accounts import Account
@@ -27,31 +26,30 @@ from fairlane.scheduler.victims import cheapest, victim_order
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
 
-# Accounts whose claims one step looks at, in turns, so that a step's cost does not grow with the number of tenants.
-MAX_CLAIMS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class StepHooks:
     """What the pass does for it. unplaced: running sequences that may still be evicted, in rank order, without the lane's.
-    free_blocks: without what the lane needs. has_place: whether tokens and seats are left. fits: as for anybody who waits.
-    admit: with the hit, one token at least."""
+    free_blocks: without what the lane needs. fits: as for anybody who waits. let_in: with the hit, to be
+    placed by rank; whether it is swapped in."""
 
     unplaced: Callable[[], list[Sequence]]
     dissolve_lane: Callable[[], None]
     free_blocks: Callable[[], int]
-    has_place: Callable[[], bool]
     fits: Callable[[Sequence, PrefixHit | None], bool]
     evict: Callable[[list[Sequence], PreemptionReason, Sequence], None]
-    admit: Callable[[Sequence, PrefixHit | None], None]
+    let_in: Callable[[Sequence, PrefixHit | None], bool]
 
 
 class Reclaim:
-    """Use once, for one step. grown: sequences that got a block here and must keep it in this step. is_settled: False, if the
-    next step may find more to do. was_pressed: claims were looked at as those of whom blocks had been kept."""
+    """Use once, for one step. kept: sequences that got blocks here and must keep them in this step. brought: those of them that
+    are swapped in. is_settled: False, if the next step may find more to do. was_pressed: claims were looked at as those of whom
+    blocks had been kept."""
 
     def __init__(self, scheduler: Scheduler, quotas: KVQuotas, placement: Placement, hooks: StepHooks) -> None:
-        self.grown: set[Sequence] = set()
+        self.kept: set[Sequence] = set()
+        self.brought: list[Sequence] = []
+        self._lets_in = False
         self.is_settled = True
         self.was_pressed = quotas.is_pressed
         self._scheduler = scheduler
@@ -62,13 +60,15 @@ class Reclaim:
         self._placement = placement
         self._hooks = hooks
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Whether anybody was let in, who is to be placed by rank."""
         self._quotas.let_go(self._policy)
         if self._accounts.lowered:
             self._relieve()
         if self._accounts.guarantees:
             self.grow_covered()
             self._serve_claims()
+        return self._lets_in
 
     def done(self, is_pressed: bool) -> None:
         """The pass asks nothing of it any more but settles(), and goes without the garbage collector. is_pressed: for the
@@ -105,14 +105,14 @@ class Reclaim:
             return
         for sequence in running:
             is_evicted = sequence.slot is None  # meanwhile, for one before it
-            if is_evicted or sequence in self.grown or sequence.num_pending_tokens != 1 or not sequence.is_due:
+            if is_evicted or sequence in self.kept or sequence.num_pending_tokens != 1 or not sequence.is_due:
                 continue
             total = sequence.num_computed_tokens + 1
             needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
             account = self._quotas.covers(sequence, needed) if needed else None
             if account is not None and self._make_room(sequence, account, needed):
                 self._placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
-                self.grown.add(sequence)
+                self.kept.add(sequence)
 
     def yielding(self, grower: Sequence, blocks: int) -> list[Sequence] | None:
         """Victims for a running sequence that must grow and may evict nobody else: others that stand still like it, because they
@@ -121,7 +121,7 @@ class Reclaim:
         stuck = [
             one
             for one in self._scheduler.running
-            if one not in placed and one not in self.grown and one is not grower and self._policy.may_take(grower, one)
+            if one not in placed and one not in self.kept and one is not grower and self._policy.may_take(grower, one)
             if self._is_stuck(one)
         ]
         missing = blocks - self._blocks.num_free_blocks
@@ -145,13 +145,9 @@ class Reclaim:
             if self._hooks.free_blocks() >= enough:
                 quotas.alarm = enough if claimants else 0
                 return
-        for account in list(islice(claimants, MAX_CLAIMS)):
+        for account in list(claimants):
             while account in claimants and self._serve(account):
                 pass
-            if account in claimants:  # to the end of the line
-                del claimants[account]
-                claimants[account] = None
-        self.is_settled = self.is_settled and len(claimants) <= MAX_CLAIMS
 
     def _serve(self, account: Account) -> bool:
         """Lets the account's best waiting sequence in, if its guarantee covers it and it would not get in by itself."""
@@ -169,12 +165,13 @@ class Reclaim:
             return False
         if not self._is_short(head, needed) and self._is_left_to_rank(head, hit, needed):
             return False
-        if not self._hooks.has_place():
-            self._hooks.dissolve_lane()
-        if not self._hooks.has_place() or not self._make_room(head, covering, needed, slots=1):
+        if not self._make_room(head, covering, needed, slots=1):
             self.is_settled = False
             return False
-        self._hooks.admit(head, lookup(head, self._blocks))
+        if self._hooks.let_in(head, lookup(head, self._blocks)):
+            self.brought.append(head)
+        self.kept.add(head)
+        self._lets_in = True
         return True
 
     def _is_left_to_rank(self, head: Sequence, hit: PrefixHit | None, needed: int) -> bool:
@@ -231,7 +228,7 @@ class Reclaim:
         left = [
             (order(one), one)
             for one in self._hooks.unplaced()
-            if one is not gainer and covering not in self._lineage(one) and one not in self.grown
+            if one is not gainer and covering not in self._lineage(one) and one not in self.kept
         ]
         victims: list[Sequence] = []
         held: dict[int, int] = {}

@@ -247,7 +247,7 @@ class Scheduler:
         finally:
             self.policy.end_step()
         placed = step.placement
-        if not placed.sequences and not step.places_lane and not self.swaps.leaving:
+        if placed.is_empty and not step.places_lane and not self.swaps.leaving:
             return None
         output = self._launch(placed, with_lane=step.places_lane)
         self.lane.joining = placed.sequences
@@ -274,7 +274,7 @@ class Scheduler:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
-        sequences, cost = ([], 0) if placed is None else (placed.sequences, placed.cost)
+        sequences, brought, cost = ([], [], 0) if placed is None else (placed.sequences, placed.brought, placed.cost)
         members: list[Sequence] = []
         if with_lane:
             members = self.lane.members
@@ -285,7 +285,7 @@ class Scheduler:
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost, self.holding.charged))
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -428,7 +428,7 @@ class Scheduler:
         self.lane.check_integrity(self.running)
 
     def _check_steps_in_flight(self) -> None:
-        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane, *step.swapped))
+        out = Counter(sequence for step in self._launched for sequence in step.everybody())
         out.update(self.swaps.leaving)
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:

@@ -3,8 +3,32 @@ pause, and when that has come to be."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fairlane.scheduler.policies.base import Policy, StepPlan
 from fairlane.scheduler.request import Sequence
+
+
+class DecodesAhead:
+    """Running sequences still to come in a step that decode one token each, so that a token each can be kept for them."""
+
+    def __init__(self, order: Iterable[Sequence], shaping: StepShaping) -> None:
+        may_decode = [sequence for sequence in order if sequence.num_pending_tokens == 1 and sequence.is_due]
+        self._shaping = shaping
+        self._pausable = sum(1 for sequence in may_decode if shaping.may_pause(sequence))
+        self._others = len(may_decode) - self._pausable
+
+    def pass_by(self, sequence: Sequence) -> None:
+        """One of them comes no more."""
+        if self._shaping.may_pause(sequence):
+            self._pausable -= 1
+        else:
+            self._others -= 1
+
+    def num_before(self, sequence: Sequence) -> int:
+        """How many a token is kept for when it gets a chunk; pausable ones only while no protected chunk makes them pause."""
+        pause = self._shaping.protected_chunk or self._shaping.is_protected(sequence)
+        return self._others + (0 if pause else self._pausable)
 
 
 class StepShaping:

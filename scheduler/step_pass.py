@@ -24,7 +24,7 @@ from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.shaping import StepShaping
+from fairlane.scheduler.shaping import DecodesAhead, StepShaping
 from fairlane.scheduler.stalls import end_stall, evicted, pause, started
 from fairlane.scheduler.victims import cheapest
 
@@ -65,8 +65,7 @@ class StepPass:
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
-        self._decodes_ahead = self._pausable_decodes = 0
-        self._count_decodes()
+        self._ahead = DecodesAhead(self._order, self._shaping)
         self.placement = Placement(self._policy, self._blocks, scheduler.cost)
         self._passed_over_any = False
         self._quotas = scheduler.census.quotas
@@ -76,12 +75,15 @@ class StepPass:
         """Places what fits, then notes who was left out and who was made to pause."""
         if self.places_lane:
             self._set_lane_aside()
-        if self._reclaim is not None:
-            self._reclaim.run()
+        if self._reclaim is not None and self._reclaim.run():
+            self._set_order()
         self._walk()
+        placed = set(self.placement.sequences)
         if self._reclaim is not None:
             self._reclaim.done(self._reclaim.was_pressed if self._known is not None else self._passed_over_any)
-        placed = set(self.placement.sequences)
+            for sequence in self._reclaim.brought:
+                if sequence not in placed:
+                    self.placement.bring(sequence)
         for sequence in self._order:
             if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not sequence.is_due:
                 continue
@@ -168,13 +170,17 @@ class StepPass:
         self._lane.leave(members, self._policy)
         self._budget += len(members)
         self._seats += len(members)
-        placed = set(self.placement.sequences)
-        self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
-        self._next = 0
-        self._count_decodes()
+        self._set_order()
         if self._reclaim is not None:
             self._lane.set_aside()
             self._reclaim.grow_covered()
+
+    def _set_order(self) -> None:
+        """Anew, after others came to be placed one by one."""
+        placed = set(self.placement.sequences)
+        self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
+        self._next = 0
+        self._ahead = DecodesAhead(self._order, self._shaping)
 
     def _release_pausable(self, sequence: Sequence) -> bool:
         """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
@@ -217,11 +223,6 @@ class StepPass:
     def _num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks - (self._lane.num_new_blocks() if self.places_lane else 0)
 
-    def _count_decodes(self) -> None:
-        may_decode = [sequence for sequence in self._order if self._may_decode(sequence)]
-        self._pausable_decodes = sum(1 for sequence in may_decode if self._shaping.may_pause(sequence))
-        self._decodes_ahead = len(may_decode) - self._pausable_decodes
-
     # -- running sequences ---------------------------------------------------------------------------------------------
 
     def _next_running(self) -> Sequence | None:
@@ -246,12 +247,9 @@ class StepPass:
             self._place(sequence, num_tokens)
 
     def _place_decode(self, sequence: Sequence) -> None:
-        if self._shaping.may_pause(sequence):
-            self._pausable_decodes -= 1
-            if self._shaping.protected_chunk:
-                return
-        else:
-            self._decodes_ahead -= 1
+        self._ahead.pass_by(sequence)
+        if self._shaping.protected_chunk and self._shaping.may_pause(sequence):
+            return
         if self._grow(sequence, 1):
             self._place(sequence, 1)
 
@@ -367,30 +365,33 @@ class StepPass:
         return self._policy.may_preempt(candidate, victim) and (self._quotas is None or self._quotas.may_lose(victim, candidate))
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
+        self._let_in(sequence, hit)
+        self._place(sequence, num_tokens)
+
+    def _let_in(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
+        """It runs, with its blocks and without tokens of the step. Whether it is swapped in."""
         self._settled = False
         for overtaken in self._passed_over:
             overtaken.num_skips += 1
         self._passed_over.clear()
         num_cached = 0 if hit is None else hit.num_tokens
-        num_tokens = max(1, self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)))  # 1: covered by a guarantee
-        if not self._scheduler.swaps.bring_back(sequence):
+        is_brought = self._scheduler.swaps.bring_back(sequence)
+        if not is_brought:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
             self._scheduler.num_recomputed_tokens += started(sequence, num_cached, self._now_s, self._scheduler.delta)
         self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
-        self._place(sequence, num_tokens)
+        return is_brought
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
     def _chunk(self, sequence: Sequence, num_pending: int) -> int:
         """Most prefill tokens it may take now, of num_pending. A token stays reserved for every decode still to come, as
-        far as seats go; pausable decodes count only while no protected chunk makes them pause."""
-        waiting_decodes = self._decodes_ahead
-        if not self._shaping.protected_chunk and not self._shaping.is_protected(sequence):
-            waiting_decodes += self._pausable_decodes
-        free = self._budget - min(waiting_decodes, self._seats - 1)
+        far as seats go."""
+        free = self._budget - min(self._ahead.num_before(sequence), self._seats - 1)
         free = self._shaping.cap(sequence, free)
         if self._limits.max_prefill_chunk:
             free = min(free, self._limits.max_prefill_chunk)
@@ -413,10 +414,9 @@ class StepPass:
             unplaced=self._unplaced,
             dissolve_lane=self._dissolve_lane,
             free_blocks=self._num_free_blocks,
-            has_place=lambda: self._budget > 0 and self._seats > 0,
             fits=lambda sequence, hit: self._fits(sequence, hit, self._num_free_blocks()),
             evict=self._evict,
-            admit=self._admit,
+            let_in=self._let_in,
         )
 
     def _losses(self, gainer: Sequence, needed: int, *, with_margin: bool = False) -> Losses | None:
@@ -426,8 +426,8 @@ class StepPass:
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
-        grown = () if self._reclaim is None else self._reclaim.grown
-        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in grown]
+        kept = () if self._reclaim is None else self._reclaim.kept
+        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in kept]
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
@@ -437,10 +437,7 @@ class StepPass:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if victim in ahead and self._may_decode(victim):
-                if self._shaping.may_pause(victim):
-                    self._pausable_decodes -= 1
-                else:
-                    self._decodes_ahead -= 1
+                self._ahead.pass_by(victim)
             kind = self._scheduler.requeue(victim)
             # One that is swapped in the middle of a recompute still owes that to whoever caused it.
             if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:

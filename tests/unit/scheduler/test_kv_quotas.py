@@ -97,6 +97,24 @@ def test_a_guarantee_is_taken_back_from_a_higher_tier_in_the_next_step() -> None
     assert (running(driver), preempted(driver, 6)) == ({1, 2, 3, 4, 5, 9}, expected)
 
 
+def test_forty_guarantees_are_given_back_in_two_steps() -> None:
+    # 40 blocks, of which 36 are borrowed in eighteen requests of two; forty owners of one block each ask for it.
+    driver = world(tiers=PLAIN, num_blocks=40, budget=512, max_num_seqs=64, nodes=tuple(node(f"o{n}/t", 1) for n in range(40)))
+    started(driver, *(request(1000 + n, "gold", prompt=26, tenant="h/oard", max_tokens=7) for n in range(18)))
+    started(driver, *(request(n + 1, "batch", prompt=10, tenant=f"o{n}/t", max_tokens=4) for n in range(40)), turns=2)
+    assert running(driver) == {*range(1, 41)}
+
+
+def test_guarantees_do_not_wait_for_seats_and_tokens_of_the_steps() -> None:
+    # Eight seats and 16 tokens a step; twenty owners of 2 blocks each want back what four requests of 8 blocks have borrowed.
+    nodes = tuple(node(f"o{n}/t", 2) for n in range(20))
+    driver = world(tiers=PLAIN, num_blocks=40, budget=16, nodes=nodes)
+    started(driver, *(request(1000 + n, "gold", prompt=120, tenant="h/oard", max_tokens=400) for n in range(4)), turns=25)
+    borrowed = driver.blocks.num_used_blocks
+    started(driver, *(request(n + 1, "batch", prompt=26, tenant=f"o{n}/t", max_tokens=4) for n in range(20)), turns=2)
+    assert (borrowed, running(driver)) == (34, {*range(1, 21)})
+
+
 def test_it_is_swapped_out_where_there_is_room_in_host_memory() -> None:
     driver = started(borrowed(num_host_blocks=20), request(9, "batch", prompt=155, max_tokens=5), turns=2)
     assert preempted(driver, 6) == [(PreemptionKind.SWAPPED, PreemptionReason.KV_GUARANTEE)]
