@@ -32,10 +32,9 @@ class Quota:
 class Account:
     """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held:
     it was too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are
-    used up after all others, the oldest first (shields.py). wakes: held accounts below it that its guarantee may come to
-    cover."""
+    used up after all others, the oldest first (shields.py). holds: accounts below it that were held, and may still be."""
 
-    __slots__ = ("aside", "claim", "guarantee", "held", "limit", "name", "shield", "used", "waiting", "wakes")
+    __slots__ = ("aside", "claim", "guarantee", "held", "holds", "limit", "name", "shield", "used", "waiting")
 
     def __init__(self, name: str, guarantee: int, limit: int) -> None:
         self.name = name
@@ -46,7 +45,7 @@ class Account:
         self.waiting = 0
         self.claim = 0
         self.held = False
-        self.wakes: dict[Account, None] = {}
+        self.holds: dict[Account, None] = {}
         self.shield: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -120,7 +119,7 @@ class Accounts:
             account.used -= count
             if account.guarantee:
                 self._note(account)
-            if account.held or account.wakes:
+            if account.held:
                 self._wake(account)
             self._forget_if_idle(account)
         if is_last:
@@ -152,16 +151,23 @@ class Accounts:
         return any(account.claim for account in self.lineage(domain))
 
     def hold(self, account: Account, domain: str) -> None:
-        """It is too full for whoever is next, of this domain. take_woken() names it as soon as it may not be, or a guarantee
-        above it covers more."""
+        """It is too full for whoever is next, of this domain. take_woken() names it as soon as it may not be."""
         account.held = True
         lineage = self.lineage(domain)
         for above in lineage[lineage.index(account) + 1 :]:
             if above.guarantee:
-                above.wakes[account] = None
+                above.holds[account] = None
+
+    def wake_below(self, account: Account) -> None:
+        """take_woken() names all that are held below it: its guarantee may cover some of those who wait there."""
+        for held in account.holds:
+            if held.held:
+                self._wake(held)
+        account.holds.clear()
 
     def take_woken(self) -> list[Account]:
-        """Accounts that were held and of which blocks came back, or for which somebody came or went, since the last call."""
+        """Accounts that were held and of which blocks came back, or for which somebody came or went, since the last call; and
+        those that wake_below() found."""
         woken, self._woken = self._woken, []
         return woken
 
@@ -206,11 +212,8 @@ class Accounts:
             self.claimants.setdefault(account)
 
     def _wake(self, account: Account) -> None:
-        for held in (account, *account.wakes):
-            if held.held:
-                held.held = False
-                self._woken.append(held)
-        account.wakes.clear()
+        account.held = False
+        self._woken.append(account)
 
     def _forget_if_idle(self, account: Account) -> None:
         if not account.used and not account.waiting and account.name not in self.by_name:

@@ -97,6 +97,12 @@ class KVQuotas:
             policy.hold(path)
         return True
 
+    def let_go_below(self, account: Account, policy: Policy) -> None:
+        """Whoever waits below the account is shown by head(), whatever limit keeps others of the same node from going first."""
+        if account.holds:
+            self.accounts.wake_below(account)
+            self.let_go(policy)
+
     def let_go(self, policy: Policy) -> None:
         """Accounts that were held may have room again."""
         for account in self.accounts.take_woken():

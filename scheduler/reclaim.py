@@ -49,7 +49,8 @@ class Reclaim:
     def __init__(self, scheduler: Scheduler, quotas: KVQuotas, placement: Placement, hooks: StepHooks) -> None:
         self.kept: set[Sequence] = set()
         self.brought: list[Sequence] = []
-        self._lets_in = False
+        self._lets_in = self._passed_any = False
+        self._left_to_rank = 0  # blocks for those who fit
         self.is_settled = True
         self.was_pressed = quotas.is_pressed
         self._scheduler = scheduler
@@ -146,20 +147,39 @@ class Reclaim:
                 quotas.alarm = enough if claimants else 0
                 return
         for account in list(claimants):
-            while account in claimants and self._serve(account):
-                pass
+            self._serve(account)
+        if self._passed_any:  # they go on in the walk
+            self._policy.end_step()
 
-    def _serve(self, account: Account) -> bool:
-        """Lets the account's best waiting sequence in, if its guarantee covers it and it would not get in by itself."""
-        head = self._quotas.head(account, self._policy)
-        if head is None:
-            return False
-        hit = lookup(head, self._blocks)
-        needed = self._blocks.num_blocks_to_allocate(head.num_tokens, hit)
-        covering = self._quotas.covers(head, needed)
-        if covering is None:
+    def _serve(self, account: Account) -> None:
+        """Lets in those who wait for blocks of the account, if a guarantee covers them and they would not get in by themselves.
+        Those it does not cover are passed over like in the walk: a few of them, and none of them too often."""
+        limits, passed, all_want_more = self._scheduler.limits, list[Sequence](), True
+        self._quotas.let_go_below(account, self._policy)
+        while account in self._accounts.claimants and len(passed) < limits.lookahead:
+            head = self._quotas.head(account, self._policy)
+            if head is None:
+                break
+            hit = lookup(head, self._blocks)
+            needed = self._blocks.num_blocks_to_allocate(head.num_tokens, hit)
+            covering = self._quotas.covers(head, needed)
+            if covering is not None and self._claim(head, hit, needed, covering):
+                for overtaken in passed:
+                    overtaken.num_skips += 1
+                continue
+            self._policy.skip(head)
+            self._passed_any = True
+            if covering is not None:
+                all_want_more = False
+                continue
+            passed.append(head)
+            if head.num_skips >= limits.max_skips:
+                break
+        if passed and all_want_more:
             self._accounts.disclaim(account)
-            return False
+
+    def _claim(self, head: Sequence, hit: PrefixHit | None, needed: int, covering: Account) -> bool:
+        """Lets the head in, or leaves it for a later step or its turn in this one."""
         if head.steps_in_flight:  # evicted with a step still out
             self.is_settled = False
             return False
@@ -175,13 +195,17 @@ class Reclaim:
         return True
 
     def _is_left_to_rank(self, head: Sequence, hit: PrefixHit | None, needed: int) -> bool:
-        """Whether a head for which there are blocks gets in when it is its turn: as long as they are there."""
+        """Whether a head for which there are blocks, beside others of its kind, gets in when it is its turn: as long as they are
+        there."""
         if not self._scheduler.running.has_free_slot:  # a slot alone is the policy's to give
             self._leave_to_rank(needed)
             return True
-        if self._quotas.is_pressed or not self._hooks.fits(head, hit):
+        left = self._left_to_rank + needed
+        fits = left + self._watermark() <= self._hooks.free_blocks() and self._hooks.fits(head, hit)
+        if self._quotas.is_pressed or not fits:
             return False
-        self._leave_to_rank(needed + self._watermark())
+        self._left_to_rank = left
+        self._leave_to_rank(left + self._watermark())
         return True
 
     def _leave_to_rank(self, blocks: int) -> None:

@@ -92,7 +92,7 @@ class Policy(Protocol):
         """Removes what peek() or peek_below() returned."""
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets what peek() returned aside until end_step()."""
+        """Sets what peek() or peek_below() returned aside until end_step(): neither gives it again."""
 
     def close(self, sequence: Sequence) -> None:
         """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""
