@@ -32,9 +32,11 @@ class Quota:
 class Account:
     """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held:
     it was too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are
-    used up after all others, the oldest first (shields.py). holds: accounts below it that were held, and may still be."""
+    used up after all others, the oldest first (shields.py). holds: accounts below it that were held, and may still be.
+    enough: with so many free blocks everybody finds theirs who waits there and whom a guarantee covers, as far as whoever has set
+    this knows; 0 once something has changed."""
 
-    __slots__ = ("aside", "claim", "guarantee", "held", "holds", "limit", "name", "shield", "used", "waiting")
+    __slots__ = ("aside", "claim", "enough", "guarantee", "held", "holds", "limit", "name", "shield", "used", "waiting")
 
     def __init__(self, name: str, guarantee: int, limit: int) -> None:
         self.name = name
@@ -44,6 +46,7 @@ class Account:
         self.aside = 0
         self.waiting = 0
         self.claim = 0
+        self.enough = 0
         self.held = False
         self.holds: dict[Account, None] = {}
         self.shield: OrderedDict[int, None] = OrderedDict()
@@ -206,6 +209,7 @@ class Accounts:
         claim = max(0, account.guarantee - account.used) if account.waiting else 0
         self.claimed += claim - account.claim
         account.claim = claim
+        account.enough = 0
         if not claim:
             self.claimants.pop(account, None)
         elif not has_less:

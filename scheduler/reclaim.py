@@ -21,7 +21,7 @@ from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.kv_quotas import KVQuotas, Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.request import Sequence
-from fairlane.scheduler.victims import cheapest, victim_order
+from fairlane.scheduler.victims import Order, cheapest, victim_order
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -50,6 +50,7 @@ class Reclaim:
         self.kept: set[Sequence] = set()
         self.brought: list[Sequence] = []
         self._lets_in = self._passed_any = False
+        self._orders: dict[Sequence, Order] = {}
         self._left_to_rank = 0  # blocks for those who fit
         self.is_settled = True
         self.was_pressed = quotas.is_pressed
@@ -147,18 +148,31 @@ class Reclaim:
                 quotas.alarm = enough if claimants else 0
                 return
         for account in list(claimants):
-            self._serve(account)
+            if not self._needs_only_a_slot(account):
+                self._serve(account)
         if self._passed_any:  # they go on in the walk
             self._policy.end_step()
+
+    def _needs_only_a_slot(self, account: Account) -> bool:
+        """Whether nobody whom this account covers lacks a block, and none gets in before somebody leaves."""
+        if self._scheduler.running.has_free_slot or self._quotas.limits_bind_claims:
+            return False
+        enough = account.enough or account.claim
+        if enough <= self._hooks.free_blocks():
+            self._leave_to_rank(enough)
+            return True
+        return False
 
     def _serve(self, account: Account) -> None:
         """Lets in those who wait for blocks of the account, if a guarantee covers them and they would not get in by themselves.
         Those it does not cover are passed over like in the walk: a few of them, and none of them too often."""
-        limits, passed, all_want_more = self._scheduler.limits, list[Sequence](), True
+        limits, passed, left = self._scheduler.limits, list[Sequence](), [0]
         self._quotas.let_go_below(account, self._policy)
-        while account in self._accounts.claimants and len(passed) < limits.lookahead:
+        while account in self._accounts.claimants and len(passed) + len(left) <= limits.lookahead:
             head = self._quotas.head(account, self._policy)
             if head is None:
+                if not self._scheduler.running.has_free_slot:
+                    account.enough = max(left)
                 break
             hit = lookup(head, self._blocks)
             needed = self._blocks.num_blocks_to_allocate(head.num_tokens, hit)
@@ -170,12 +184,12 @@ class Reclaim:
             self._policy.skip(head)
             self._passed_any = True
             if covering is not None:
-                all_want_more = False
+                left.append(needed)
                 continue
             passed.append(head)
             if head.num_skips >= limits.max_skips:
                 break
-        if passed and all_want_more:
+        if passed and len(left) == 1:
             self._accounts.disclaim(account)
 
     def _claim(self, head: Sequence, hit: PrefixHit | None, needed: int, covering: Account) -> bool:
@@ -248,9 +262,8 @@ class Reclaim:
         self, gainer: Sequence, covering: Account, missing: int, slots_missing: int, losses: Losses
     ) -> list[Sequence] | None:
         """As few as will do, of accounts above their guarantee and outside the covering one, the one most above it first."""
-        order = victim_order(self._policy, self._blocks)
         left = [
-            (order(one), one)
+            (self._order(one), one)
             for one in self._hooks.unplaced()
             if one is not gainer and covering not in self._lineage(one) and one not in self.kept
         ]
@@ -269,6 +282,13 @@ class Reclaim:
             losses.take(chosen[1], freed)
             missing -= freed
         return victims
+
+    def _order(self, victim: Sequence) -> Order:
+        """Asked once a step."""
+        found = self._orders.get(victim)
+        if found is None:
+            found = self._orders[victim] = victim_order(self._policy, self._blocks)(victim)
+        return found
 
     def _surplus(self, victim: Sequence, losses: Losses) -> tuple[int, ...]:
         """The largest first. A node that nothing was promised to, and that has no account, is over by all it has."""
