@@ -38,10 +38,10 @@ class Shields:
         self._trim(account)
 
     def used(self, domain: str) -> None:
-        """The domain has more blocks in use: its account has room for fewer shielded ones."""
-        account = self._account(domain)
-        if account is not None and account.shield:
-            self._trim(account)
+        """The domain has more blocks in use: the accounts they count for have room for fewer shielded ones."""
+        for account in self._accounts.lineage(domain):
+            if account.shield:
+                self._trim(account)
 
     def revive(self, block: int) -> None:
         """A free block is about to be taken off the list by name."""

@@ -159,6 +159,15 @@ def test_a_guarantee_shields_as_many_blocks_as_are_left_of_it_and_gives_them_up_
     assert (shielded, left, blocks.num_free_blocks, blocks.lookup(chain, 4 * SIZE + 1).num_tokens) == (2, 2 * SIZE, 0, 0)
 
 
+def test_what_a_tenant_uses_leaves_less_of_its_organisations_guarantee_to_shield() -> None:
+    blocks, _ = manager(20, a=Quota(guarantee=6), a_y=Quota(guarantee=2))
+    cached(blocks, 0, "a/x", list(range(4 * SIZE)))
+    before = blocks.pool.free.num_last
+    blocks.allocate(1, "a/y", 5 * SIZE)
+    blocks.check_integrity()
+    assert (before, blocks.pool.free.num_last) == (4, 1)
+
+
 def test_integrity_finds_an_account_that_counts_wrong_and_a_shield_that_is_lost() -> None:
     blocks, accounts = manager(12, a=Quota(guarantee=5))
     cached(blocks, 0, "a", list(range(4 * SIZE)))
