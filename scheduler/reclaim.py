@@ -51,6 +51,7 @@ class Reclaim:
         self.brought: list[Sequence] = []
         self._lets_in = self._passed_any = False
         self._orders: dict[Sequence, Order] = {}
+        self._left: dict[Account, int] = {}  # with somebody who is covered and stays: blocks that one of them needs at most
         self._left_to_rank = 0  # blocks for those who fit
         self.is_settled = True
         self.was_pressed = quotas.is_pressed
@@ -166,13 +167,13 @@ class Reclaim:
     def _serve(self, account: Account) -> None:
         """Lets in those who wait for blocks of the account, if a guarantee covers them and they would not get in by themselves.
         Those it does not cover are passed over like in the walk: a few of them, and none of them too often."""
-        limits, passed, left = self._scheduler.limits, list[Sequence](), [0]
+        limits, passed, num_left = self._scheduler.limits, list[Sequence](), 0
         self._quotas.let_go_below(account, self._policy)
-        while account in self._accounts.claimants and len(passed) + len(left) <= limits.lookahead:
+        while account in self._accounts.claimants and len(passed) + num_left < limits.lookahead:
             head = self._quotas.head(account, self._policy)
             if head is None:
                 if not self._scheduler.running.has_free_slot:
-                    account.enough = max(left)
+                    account.enough = self._left.get(account, 0)
                 break
             hit = lookup(head, self._blocks)
             needed = self._blocks.num_blocks_to_allocate(head.num_tokens, hit)
@@ -184,12 +185,14 @@ class Reclaim:
             self._policy.skip(head)
             self._passed_any = True
             if covering is not None:
-                left.append(needed)
+                num_left += 1
+                for one in self._lineage(head):
+                    self._left[one] = max(needed, self._left.get(one, 0))
                 continue
             passed.append(head)
             if head.num_skips >= limits.max_skips:
                 break
-        if passed and len(left) == 1:
+        if passed and account not in self._left:
             self._accounts.disclaim(account)
 
     def _claim(self, head: Sequence, hit: PrefixHit | None, needed: int, covering: Account) -> bool:

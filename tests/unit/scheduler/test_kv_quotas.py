@@ -133,6 +133,17 @@ def test_a_request_within_the_guarantee_does_not_wait_for_one_that_its_own_limit
     assert running(driver) >= {1, 3}
 
 
+def test_one_that_was_left_to_its_turn_is_not_forgotten_when_another_of_the_node_asks_for_more_than_is_left() -> None:
+    # o is promised 8 of 20 blocks, o/t 2 of those. Gold has 13 and takes all tokens. Of those who ask for 3, 4 and 8, the first
+    # finds its blocks, the second gets in, and the third is not covered. Then the first does not find a block to spare.
+    driver = world(tiers=PLAIN, num_blocks=20, budget=16, nodes=(node("o", 8), node("o/t", 2)))
+    started(driver, request(1, "gold", prompt=205, tenant="h/oard", max_tokens=60), turns=2)
+    asked = [request(n, prompt=size, tenant="o/t", max_tokens=9) for n, size in ((2, 40), (3, 50), (4, 120))]
+    first = running(started(driver, *asked, turns=1))
+    driver.turn()
+    assert (first, running(driver)) == ({1, 3}, {1, 2, 3})
+
+
 def test_nobody_is_overtaken_by_guarantee_more_than_sixteen_times() -> None:
     driver = world(tiers=PLAIN, num_blocks=40, budget=512, nodes=(node("o/t", 20),))
     started(driver, *(request(1000 + n, "gold", prompt=120, tenant="h/oard", max_tokens=300) for n in range(4)))
