@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, snapshot, world
@@ -204,6 +205,8 @@ def check_outcomes(driver: EngineDriver, asked: list[Request], quotas: list[Quot
             assert driver.transcripts[one.request_id].token_ids == expected_tokens(one)
 
 
+@pytest.mark.timeout(600)
+@settings(max_examples=max(300, settings.default.max_examples))
 @given(
     data=st.data(),
     asked=arrivals(),
