@@ -19,7 +19,7 @@ HOARDER, GUARDED = "hog/crowd", "small/guarded"
 
 class Watch:
     """fullest, borrowed: most blocks of the hoarder and of the VIPs. above: most blocks of the hoarder above its limit. denied:
-    most steps in a row in which everybody who waits for the guaranteed tenant would stay within its guarantee and finds too few
+    most steps in a row in which somebody who waits for the guaranteed tenant would stay within its guarantee and finds too few
     blocks."""
 
     def __init__(self, worker: SimWorker, num_blocks: int) -> None:
@@ -48,7 +48,7 @@ class Watch:
         left = self._guarantee - blocks.used_by(f"tenant:{GUARDED}")
         needed = [blocks.blocks_for(one.num_tokens) for one in scheduler.sequences() if _waits(one)]
         ready = scheduler.running.has_free_slot and bool(needed)
-        return ready and all(blocks.num_free_blocks < count <= left for count in needed)
+        return ready and any(blocks.num_free_blocks < count <= left for count in needed)
 
 
 def _waits(one: Sequence) -> bool:
