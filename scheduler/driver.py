@@ -77,8 +77,13 @@ class EngineDriver:
     def abort(self, request_id: RequestId) -> None:
         self._commands.append(Abort(request_id))
 
-    def apply(self, snapshot: PolicySnapshot) -> None:
-        self._commands.append(ApplyPolicy(snapshot, self._applied))
+    def apply(self, snapshot: PolicySnapshot, at_s: float | None = None) -> None:
+        """Before the next turn, or before the first at that time or later."""
+        command = ApplyPolicy(snapshot, self._applied)
+        if at_s is None:
+            self._commands.append(command)
+        else:
+            self.at(at_s, command)
 
     def turn(self) -> bool:
         """One engine round. False when nothing is running, waiting or due."""

@@ -17,10 +17,12 @@ from fairlane.clock import Clock
 from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
 from fairlane.scheduler.explain import Explanation, explain
+from fairlane.scheduler.kv_quotas import QuotaError, make_quotas
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
-from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.scheduler import Scheduler
+from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1
@@ -161,11 +163,13 @@ class Engine:
         if current is not None and orphaned:  # a tier that was removed lives on for the work it admitted
             kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
+        blocks, limits = self._scheduler.blocks, self._scheduler.limits
         try:
+            quotas = make_quotas(snapshot, blocks.num_usable_blocks, blocks.block_size, limits.watermark_blocks)
             policy = make_policy(snapshot, self._scheduler.policy)
-        except PolicyUnavailable as error:
+        except (PolicyUnavailable, QuotaError) as error:
             return str(error)
-        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost)
+        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost, quotas)
         self._tier_names = tier_names
         self._snapshot = snapshot
         return ""

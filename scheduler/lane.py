@@ -147,6 +147,14 @@ class DecodeLane:
         """Free blocks that place() would use up now."""
         return self._growth.num_new_blocks()
 
+    def fits(self) -> bool:
+        """Whether place() could be called now: blocks suffice, and every KV limit leaves room for them."""
+        return self._growth.fits()
+
+    def set_aside(self) -> None:
+        """Accounts with KV limits count what place() would use up as good as used, until it is, or members have left."""
+        self._growth.set_aside()
+
     def charge(self, policy: Policy, rate: Rate, ledger: Ledger) -> int:
         """Charges every member by the tokens it has computed. Returns the sum."""
         base = Rate(rate.of(self._step), rate.per_token)

@@ -3,6 +3,7 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,11 @@ class BatchView:
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int) -> BatchView:
+        """sequences: all that run and may have more than one token to compute."""
+        return cls(token_budget, running, Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1))
 
 
 @dataclass(slots=True)
@@ -78,11 +84,21 @@ class Policy(Protocol):
         """A few other waiting sequences that may take the turn of what peek() returned, if more of their prompts is cached.
         Policies of entry points are not asked."""
 
+    def peek_below(self, path: str) -> Sequence | None:
+        """The best waiting sequence of a node of the ownership tree and all below it, whoever else goes before it; None if a cap
+        keeps them from running. Nodes held back above `path` do not matter."""
+
+    def hold(self, path: str) -> None:
+        """Until let_go(), neither peek() nor rivals() gives anybody of this node or below it."""
+
+    def let_go(self, path: str) -> None:
+        """Undoes hold(); nothing to undo is fine."""
+
     def pop(self, sequence: Sequence) -> None:
-        """Removes what peek() returned, or one of its rivals."""
+        """Removes what peek() or peek_below() returned, or a rival."""
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets what peek() returned, or one of its rivals, aside until end_step()."""
+        """Sets what peek() or peek_below() returned, or a rival, aside until end_step(): none of them gives it again."""
 
     def close(self, sequence: Sequence) -> None:
         """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""

@@ -1,7 +1,7 @@
 """F1 and F2: how far the services of two backlogged siblings can drift apart, over weight, in any interval in which both stay
 backlogged. Checked in every step of every history, for every two siblings at every level of the tree.
 
-    F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time
+    F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time; predicted output or not
     F2  with a gap:    2 (theta + (1 + depth) c_step + what the decode lane may be charged before it is looked at again) / w
     and with a locality window 2 Q / w more, Q: the window in cost
 
@@ -141,6 +141,7 @@ def backlogs(draw: st.DrawFn, *, gap: bool, window: bool = False) -> History:
         "gap_ms": draw(st.sampled_from([1.0, 5.0, 20.0])) if gap else None,
         "prefix_caching": window,
         "window_ms": draw(st.sampled_from([0.5, 2.0, 10.0])) if window else 0.0,
+        "predict": not gap and draw(st.booleans()),
     }
     return History(asked, draw(cancels), options)
 

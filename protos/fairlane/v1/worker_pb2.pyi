@@ -70,7 +70,7 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin", "predict_output", "locality_window_ms")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin", "predict_output", "groups", "locality_window_ms")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class PolicySnapshot(_message.Message):
     WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
     PLUGIN_FIELD_NUMBER: _ClassVar[int]
     PREDICT_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     LOCALITY_WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
@@ -94,24 +95,51 @@ class PolicySnapshot(_message.Message):
     within_tenant: str
     plugin: str
     predict_output: bool
+    groups: _containers.RepeatedCompositeFieldContainer[GroupSpec]
     locality_window_ms: float
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ..., locality_window_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ..., groups: _Optional[_Iterable[_Union[GroupSpec, _Mapping]]] = ..., locality_window_ms: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
+    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running", "kv_guarantee", "kv_limit", "member_kv_limit", "shared_domain")
     PATH_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MEMBER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MEMBER_MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     path: str
     weight: float
     min_share: float
     max_running: int
     member_weight: float
     member_max_running: int
-    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
+    kv_guarantee: KVAmount
+    kv_limit: KVAmount
+    member_kv_limit: KVAmount
+    shared_domain: str
+    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., member_kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., shared_domain: _Optional[str] = ...) -> None: ...
+
+class GroupSpec(_message.Message):
+    __slots__ = ("name", "kv_guarantee", "kv_limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KV_GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kv_guarantee: KVAmount
+    kv_limit: KVAmount
+    def __init__(self, name: _Optional[str] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ...) -> None: ...
+
+class KVAmount(_message.Message):
+    __slots__ = ("share", "tokens")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    share: float
+    tokens: int
+    def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
     __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule")
@@ -241,7 +269,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +291,8 @@ class Pong(_message.Message):
     SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FAULT_FIELD_NUMBER: _ClassVar[int]
+    KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -284,7 +314,9 @@ class Pong(_message.Message):
     swaps_in: int
     host_blocks_used: int
     policy_fault: str
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ...) -> None: ...
+    kv_accounts: _containers.RepeatedCompositeFieldContainer[_explain_pb2.KVAccount]
+    evictions_by_reason: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ...) -> None: ...
 
 class CountSpec(_message.Message):
     __slots__ = ("name", "count")
