@@ -21,6 +21,9 @@ from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.shadow.attach import ShadowRefused, start_shadow, stop_shadow
+from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1
@@ -49,6 +52,15 @@ class ApplyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowPolicy:
+    """Try a policy beside the one in force, from the next step on, in place of an earlier shadow; None: no shadow any more.
+    Then call `applied` as for ApplyPolicy."""
+
+    snapshot: PolicySnapshot | None
+    applied: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """Say why a request waits, before the next step: `answer` gets None for one that is gone."""
 
@@ -61,7 +73,7 @@ class Stop:
     """Leave the loop after this step."""
 
 
-Command = Add | Abort | ApplyPolicy | Explain | Stop
+Command = Add | Abort | ApplyPolicy | ShadowPolicy | Explain | Stop
 
 
 class Inbox(Protocol):
@@ -136,6 +148,8 @@ class Engine:
                 self._scheduler.abort(request_id)
             case ApplyPolicy(snapshot, applied):
                 applied(self._apply(snapshot))
+            case ShadowPolicy(snapshot, applied):
+                applied(self._shadow(snapshot))
             case Explain(request_id, answer):
                 answer(explain(self._scheduler, self._snapshot or NO_POLICY, request_id, self._clock.now()))
             case Stop():
@@ -162,13 +176,37 @@ class Engine:
             kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
         try:
-            policy = make_policy(snapshot, self._scheduler.policy)
+            policy = make_policy(snapshot, without_shadow(self._scheduler.policy))
         except PolicyUnavailable as error:
             return str(error)
+        shadow = self._scheduler.shadow
+        stop_shadow(self._scheduler)
         self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost)
         self._tier_names = tier_names
         self._snapshot = snapshot
+        if shadow is not None:
+            self._compare_anew(shadow)
         return ""
+
+    def _shadow(self, shadow: PolicySnapshot | None) -> str:
+        if shadow is None:
+            stop_shadow(self._scheduler)
+            return ""
+        in_force = NO_POLICY if self._snapshot is None else self._snapshot
+        names = {tier.name for tier in shadow.tiers}
+        missing = tuple(tier for tier in in_force.tiers if tier.name not in names)  # live requests have them
+        try:
+            start_shadow(self._scheduler, replace(shadow, tiers=(*shadow.tiers, *missing)), self._clock.now())
+        except (PolicyUnavailable, ShadowRefused) as error:
+            return str(error)
+        return ""
+
+    def _compare_anew(self, shadow: Shadow) -> None:
+        """Another policy is in force: what was counted against the one before is over."""
+        refusal = shadow.fault or self._shadow(shadow.snapshot)
+        if refusal:
+            shadow.end(refusal)
+            self._scheduler.shadow = shadow  # told of nothing any more, but there to say why
 
     def _expire(self) -> None:
         now_s = self._clock.now()

@@ -27,6 +27,8 @@ from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceSta
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.shadow.shadow import Shadow, ShadowReport
+from fairlane.scheduler.shadow.tee import without_shadow
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
@@ -87,6 +89,7 @@ class SchedulerStats:
     host_blocks_used: int
     policy_generation: int
     policy_fault: str
+    shadow: ShadowReport | None
     running_by_tier: Mapping[str, int]
     waiting_by_tier: Mapping[str, int]
     running_by_node: Mapping[str, int]
@@ -102,6 +105,7 @@ class Scheduler:
         self.blocks = blocks
         self.policy = policy
         self.policy_generation = 0
+        self.shadow: Shadow | None = None
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens)
@@ -252,6 +256,8 @@ class Scheduler:
         step = StepPass(self, now_s)
         try:
             step.run()
+            if self.shadow is not None:
+                self.shadow.tell(self.shadow.judge, step)
         finally:
             self.policy.end_step()
         placed = step.placement
@@ -393,6 +399,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         self.lane.update_tables()
+        policy = without_shadow(self.policy)
         return SchedulerStats(
             step_id=self._step_id,
             running=len(self.running),
@@ -407,7 +414,8 @@ class Scheduler:
             swaps_in=self.swaps.num_in,
             host_blocks_used=self.blocks.host.num_used_blocks,
             policy_generation=self.policy_generation,
-            policy_fault=self.policy.fault if isinstance(self.policy, GuardedPolicy) else "",
+            policy_fault=policy.fault if isinstance(policy, GuardedPolicy) else "",
+            shadow=None if self.shadow is None else self.shadow.report(self._clock.now()),
             running_by_tier=self.census.running_by_tier.copy(),
             waiting_by_tier=self.census.waiting_by_tier.copy(),
             running_by_node=self.census.running_by_node.largest(),

@@ -22,7 +22,7 @@ from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.stalls import end_stall, evicted, pause
+from fairlane.scheduler.stalls import end_stall, evicted
 from fairlane.scheduler.victims import cheapest
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class StepPass:
             self._settled = False
             self._policy.on_unserved(sequence)
             if self._protected_chunk and self._may_decode(sequence) and self._may_pause(sequence):
-                pause(sequence, self._now_s, self._scheduler.delta)
+                self.placement.pause(sequence, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
@@ -428,6 +428,8 @@ class StepPass:
             self._known_before = self._policy.rank(gainer)
         self._forget_known()
         for victim in victims:
+            if self._scheduler.shadow is not None and reason is PreemptionReason.HIGHER_RANK:
+                self._scheduler.shadow.evicted(gainer, victim)
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if self._may_decode(victim):

@@ -5,6 +5,7 @@ can no longer make it, and how long a step may be for the streams that run. Slac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from copy import copy
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -91,4 +92,4 @@ class Deadlines:
 
     def take_over(self, previous: Deadlines) -> None:
         """Starts with another's idea of the worker's speed."""
-        self._pace, self._budget = previous._pace, previous._budget
+        self._pace, self._budget = copy(previous._pace), previous._budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -91,7 +92,8 @@ class MinShares:
             self._window.add_costs(costs, costs.get(_ALL, 0))
 
     def take_over(self, previous: MinShares) -> None:
-        self._window = previous._window
+        """Goes on from what another has counted, which may go on for itself."""
+        self._window = deepcopy(previous._window)
 
 
 @lru_cache(maxsize=16_384)
