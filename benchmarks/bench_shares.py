@@ -1,5 +1,5 @@
-"""Weights 1:2:3:4 under FAIR on the real CPU worker: four tenants, always backlogged, requests of 64 prompt and 64 output tokens.
-Measured is service (1 a prompt token, 2 an output token) divided by weight over the middle 80 % of the run.
+"""F3 on the real CPU worker: weights 1:2:3:4 under FAIR, four tenants, always backlogged, requests of 64 prompt and 64 output
+tokens. Measured is service (1 a prompt token, 2 an output token) divided by weight over the middle 80 % of the run.
 
     python benchmarks/bench_shares.py [--requests 400] [--json FILE]
 """
@@ -94,8 +94,8 @@ def main() -> None:
     jain = sum(shares.values()) ** 2 / (len(shares) * sum(share * share for share in shares.values()))
     print_rows(f"{count} requests of {PROMPT}/{OUTPUT} tokens, FAIR, middle 80 %", rows)
     checks = [
-        Check("SHARE", "largest W/w over smallest, less 1", spread, f"<= {REQUIRED}", "", spread <= REQUIRED),
-        Check("JAIN", "Jain index of W/w", jain, ">= 0.999", "", jain >= 0.999),
+        Check("F3", "largest W/w over smallest, less 1", spread, f"<= {REQUIRED}", "", spread <= REQUIRED),
+        Check("F3-JAIN", "Jain index of W/w", jain, ">= 0.999", "", jain >= 0.999),
     ]
     print_checks(checks)
     write_json(arguments.json, checks, rows)

@@ -18,7 +18,7 @@ from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.simulator.workload import Workload, in_order
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
 
 Numbers = dict[str, float]
 
@@ -39,13 +39,15 @@ def run(
     *,
     tiers: tuple[Tier, ...] | None = None,
     gap_ms: float | None = None,
+    predict: bool = False,
+    cost: CostName = CostName.TOKENS,
     sample_s: float = 1.0,
     charges: bool = False,
 ) -> SimResult:
     """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged."""
     tiers = tiers or tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
     nodes = tuple(NodeShare(node, workload.weights.get(node, 1.0)) for node in workload.nodes if node.count("/") == 1)
-    snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms)
+    snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms, cost, predict_output=predict)
     simulation = Simulation(workload, snapshot, shape, sample_s=sample_s)
     return run_with_ledger(simulation) if charges else simulation.run()
 
@@ -62,9 +64,9 @@ def tokens(result: SimResult) -> float:
 # -- fairness --------------------------------------------------------------------------------------------------------------
 
 
-def _gap(result: SimResult) -> float:
+def _gap(result: SimResult, from_s: float = WARM_UP_S) -> float:
     """Largest interval gap of any two nodes' service over weight, from the warm-up on: all are backlogged then."""
-    samples = [sample for sample in result.samples if sample.time_s >= WARM_UP_S]
+    samples = [sample for sample in result.samples if sample.time_s >= from_s]
     nodes = result.workload.nodes
     lines = {node: [0.0] * len(samples) for node in nodes}
     for at, sample in enumerate(samples):
@@ -142,16 +144,102 @@ def _small_clients(result: SimResult) -> list[float]:
 
 
 def f7(seed: int) -> Numbers:
-    """What org B's service changes when org A grows from 2 users to 102."""
+    """What org B's service changes when org A grows from 2 users to 102. Under FAIR with a gap: without one, B may be ahead or
+    behind by a batch at either end (F1), which is 12 % of what it gets in this minute. What is left of the change is the
+    worker's: how many prompts fall into one step, hence how much it does in all, differs with who comes when."""
     scene = Scene(seed, 60.0, SHAPE)
     rate = scene.rate(256, 256, 1.0)
     base = together(stream(scene, node, "default", rate, fixed(256, 256)) for node in ("a/u0", "a/u1", "b/u0"))
     more = together(stream(scene, f"a/more{k}", "default", rate / 50, fixed(256, 256)) for k in range(100))
-    few, many = (
-        service_by_node(run(Workload("F7", in_order(requests), ("default",), 60.0), TiersPolicy.FAIR))["b/u0"]
-        for requests in (base, base + more)
-    )
-    return {"change": abs(many / few - 1)}
+    found: Numbers = {}
+    for gap_ms, kind in ((GAP_MS, ""), (None, " without a gap")):
+        few, many = (
+            service_by_node(run(Workload("F7", in_order(requests), ("default",), 60.0), TiersPolicy.FAIR, gap_ms=gap_ms))
+            for requests in (base, base + more)
+        )
+        found[f"change{kind}"] = abs(many["b/u0"] / few["b/u0"] - 1)
+        found[f"change of all{kind}"] = abs(sum(many.values()) / sum(few.values()) - 1)
+    return found
+
+
+def prediction(seed: int) -> Numbers:
+    """The interval gap with predicted output over that without, once a mean is known, and tokens/s: two clients that are alike,
+    four that differ in weight, and two of which one asks for far longer outputs."""
+    found: Numbers = {}
+    for name in ("W1", "W3", "W5"):
+        workload = made(name, seed, 60.0)
+        plain, predicted = (run(workload, TiersPolicy.FAIR, predict=on, sample_s=0) for on in (False, True))
+        found[f"gap {name}"] = _gap(predicted, 10.0) / _gap(plain, 10.0)
+        found[f"rate {name}"] = tokens(predicted) / tokens(plain)
+    return found
+
+
+def f6(seed: int) -> Numbers:
+    """Who was silent and comes back: the most it gets beyond a client that was there all the time, from its return on, over U
+    and with a gap over 2 (theta + c_step). And W4's steady client's p99 TTFT from then on, over what it is when nobody was ever
+    silent; at half its speed, at which the other one's queue does run empty while it is silent."""
+    found: Numbers = {}
+    for name, returning, steady, from_s in (("W4", "onoff/returning", "onoff/steady", 60.0), ("W12", "hoard", "honest", 80.0)):
+        workload = made(name, seed, 120.0)
+        longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
+        unit = 2 * min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
+        step = SHAPE.max_num_batched_tokens + SHAPE.max_num_seqs
+        for gap_ms, kind in ((None, ""), (GAP_MS, " gap")):
+            result = run(workload, TiersPolicy.FAIR, gap_ms=gap_ms, charges=True)
+            bound = unit if gap_ms is None else 2 * (max(GAP_MS / 1000 * _peak_rate(result), 2 * step) + 2 * step)
+            found[f"gain {name}{kind}"] = _gain(result, returning, steady, from_s, from_s + 30.0) / bound
+    scene = Scene(seed, 120.0, SHAPE, speed=0.5)
+    workload = WORKLOADS["W4"](scene)
+    found["ttft"] = _steady_p99(workload) / _steady_p99(_never_silent(workload, scene))
+    return found
+
+
+def _never_silent(workload: Workload, scene: Scene) -> Workload:
+    """W4, but that the other client sends all the time."""
+    kept = [request for request in workload.requests if request.node == "onoff/steady"]
+    other = stream(scene, "onoff/returning", "default", scene.rate(256, 256, 2.0), fixed(256, 256))
+    return replace(workload, requests=in_order(kept + other))
+
+
+def _steady_p99(workload: Workload) -> float:
+    """Time to first token of W4's steady client while the other is back; watched until its last request has one."""
+    result = run(replace(workload, duration_s=600.0), TiersPolicy.FAIR)
+    steady = [o for o in result.outcomes if o.planned.account.node == "onoff/steady"]
+    return percentile(waits([o for o in steady if 60.0 <= o.planned.asked.arrival_s < 90.0], 600.0), 0.99)
+
+
+def _gain(result: SimResult, node: str, other: str, from_s: float, until_s: float) -> float:
+    """The most by which `node` was ahead of `other` since from_s, by charges."""
+    leads = [
+        sum(
+            v if account.node.startswith(node) else -v if account.node.startswith(other) else 0
+            for account, v in s.service.items()
+        )
+        for s in result.samples
+        if from_s + 1 <= s.time_s <= until_s
+    ]
+    return max(lead - leads[0] for lead in leads)
+
+
+ADVERSARIES = ("hog", "flood", "aborts", "hoard", "names")
+
+
+def a1(seed: int) -> Numbers:
+    """What each organisation of W12 was charged by `roofline`, over what an honest one of the same weight was, which always wants
+    more: that is the most anybody is entitled to. The hoarder from its first request on."""
+    workload = made("W12", seed, 120.0)
+    result = run(workload, TiersPolicy.FAIR, cost=CostName.ROOFLINE, charges=True)
+    found: Numbers = {}
+    for adversary in ADVERSARIES:
+        since_s = 85.0 if adversary == "hoard" else WARM_UP_S
+        before = next(s.service for s in result.samples if s.time_s >= since_s)
+        got = dict.fromkeys((adversary, "honest"), 0)
+        for account, charged in result.samples[-1].service.items():
+            organisation = account.node.partition("/")[0]
+            if organisation in got:
+                got[organisation] += charged - before.get(account, 0)
+        found[adversary] = got[adversary] / got["honest"]
+    return found
 
 
 # -- tiers -----------------------------------------------------------------------------------------------------------------
@@ -280,7 +368,10 @@ RUNS: Mapping[str, Callable[[int], Numbers]] = {
     "F2": f2,
     "F3": f3,
     "F4": f4,
+    "F6": f6,
     "F7": f7,
+    "A1": a1,
+    "prediction": prediction,
     "V": v,
     "S1": s1,
     "S2": s2,

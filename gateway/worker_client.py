@@ -400,6 +400,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
         cost=snapshot.cost.value,
         within_tenant=snapshot.within_tenant.value,
         plugin=snapshot.plugin,
+        predict_output=snapshot.predict_output,
     )
     for tier in snapshot.tiers:
         rule = tier.shaping if isinstance(tier.shaping, ShapingRule) else None

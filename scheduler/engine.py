@@ -20,10 +20,11 @@ from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
-from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.shadow.attach import ShadowRefused, start_shadow, stop_shadow
 from fairlane.scheduler.shadow.shadow import Shadow
 from fairlane.scheduler.shadow.tee import without_shadow
+from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1

@@ -13,8 +13,8 @@ from fairlane.scheduler.decisions import Eviction
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
+from fairlane.scheduler.victims import may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -96,7 +96,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     binding = caps.binding(sequence.request.tenant) if waits else ()
     needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
     rank = 1 + sum(party.requests for party in ahead) if waits else 0
-    per_s = scheduler.decisions.admissions_per_s(now_s)
+    own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
     evictions = scheduler.decisions.evictions_of(request_id)
     return Explanation(
@@ -111,7 +111,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         blocks_free=scheduler.blocks.num_free_blocks,
         blocks_missing=missing,
         is_owed=scheduler.policy.is_owed(sequence),
-        estimated_start_s=rank / per_s if waits and per_s is not None and not binding else None,
+        estimated_start_s=None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s),
         preemptions=sequence.num_preemptions,
         evictions=tuple((now_s - eviction.at_s, eviction) for eviction in evictions),
         computed_tokens=sequence.num_computed_tokens,
@@ -153,15 +153,8 @@ def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -
     for other in others:
         if other.status is SequenceStatus.RUNNING:
             running[other.payer] += 1
-            evictable[other.payer] += waits and _may_evict(scheduler, sequence, other)
+            evictable[other.payer] += waits and may_evict(scheduler.policy, sequence, other)
     return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
-
-
-def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bool:
-    """As a step would judge (StepPass)."""
-    if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-        return False
-    return scheduler.policy.may_preempt(sequence, victim)
 
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:

@@ -88,4 +88,6 @@ class Placement:
         self.cost += cost
         if payer == sequence.payer:
             sequence.charged[Ledger.WORK] += cost
+        else:
+            self._policy.on_recompute(payer, cost)
         self._policy.on_charge(payer, cost, Ledger.WORK)

@@ -17,19 +17,16 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
+from fairlane.scheduler.events import PreemptionReason, Started
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.stalls import end_stall, evicted
-from fairlane.scheduler.victims import cheapest
+from fairlane.scheduler.stalls import end_stall
+from fairlane.scheduler.victims import cheapest, evict, may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
-
-# Guard on policy evictions: after this many a sequence is immune.
-MAX_EVICTIONS = 3
 
 
 class StepPass:
@@ -44,7 +41,6 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
-        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
@@ -58,6 +54,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
@@ -100,11 +97,7 @@ class StepPass:
         head, head_rank = self._peek(), None
         while True:
             if self._look_again:
-                self._look_again = False
-                head, head_rank = self._peek(), None
-                while head is not None and policy.rank(head) < self._known_before:
-                    self._pass_over(head)
-                    head = self._peek()
+                self._look_again, head, head_rank = False, self._peek(), None
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -126,10 +119,11 @@ class StepPass:
         """The waiting head; None where it is known that none gets in."""
         return None if self._known is not None else self._policy.peek()
 
-    def _forget_known(self) -> None:
-        """What earlier steps found about admission is not true any more, and another may be the head."""
-        self._look_again = True
-        self._known = None
+    def _ask_again(self) -> None:
+        """Something is given back: heads that were passed over come before whoever would get what they could use now."""
+        self._look_again, self._known, self._num_passed_over, self._held_back = True, None, 0, 0
+        self._passed_over.clear()
+        self._policy.end_step()
 
     # -- the decode lane -----------------------------------------------------------------------------------------------
 
@@ -195,7 +189,7 @@ class StepPass:
         ):
             return False
         self._lane.settle()
-        found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
+        found = any(may_evict(self._policy, head, other) for other in (*self._lane.members, *self._unplaced()))
         if not found and not self._policy.leads_evict:
             self._harmless = priority
         return found
@@ -266,13 +260,20 @@ class StepPass:
             return False
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
-            candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            victims = cheapest(candidates, missing, 0, self._policy, self._blocks)
+            victims = cheapest(self._yielding_to(sequence), missing, 0, self._policy, self._blocks)
             if victims is None:
+                self._stuck.append(sequence)
                 return False
             self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
         self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
+
+    def _yielding_to(self, grower: Sequence) -> list[Sequence]:
+        """Those that rank after it, and those before it that are stuck because they may not take its own blocks in turn (a
+        minimum share is owed to them), or neither would ever get on."""
+        may_take = self._policy.may_take
+        stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
+        return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class StepPass:
             return True
         free = self._num_free_blocks() - self._held_back
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
+        evictable = [s for s in self._unplaced() if may_evict(self._policy, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
         watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
         missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
@@ -346,12 +347,6 @@ class StepPass:
             return False
         self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
         return True
-
-    def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
-        """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
-        if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-            return False
-        return self._policy.may_preempt(candidate, victim)
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         self._settled = False
@@ -364,7 +359,7 @@ class StepPass:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
             self._announce_start(sequence, num_cached)
-        self._scheduler.admit(sequence)
+        self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
@@ -424,25 +419,15 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
-        if self._known is not None:
-            self._known_before = self._policy.rank(gainer)
-        self._forget_known()
+        self._ask_again()
         for victim in victims:
-            if self._scheduler.shadow is not None and reason is PreemptionReason.HIGHER_RANK:
-                self._scheduler.shadow.evicted(gainer, victim)
             self._evicted.add(victim)
-            victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if self._may_decode(victim):
                 if self._may_pause(victim):
                     self._pausable_decodes -= 1
                 else:
                     self._decodes_ahead -= 1
-            kind = self._scheduler.requeue(victim)
-            # One that is swapped in the middle of a recompute still owes that to whoever caused it.
-            if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
-                victim.evicted_by = gainer.payer
-            evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
-            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s)
+            evict(self._scheduler, victim, gainer, reason, self._now_s)
 
 
 def _present(sequence: Sequence, hit: PrefixHit | None) -> int:

@@ -102,7 +102,8 @@ class PolicySnapshot:
 
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
     None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
-    instead of tiers_policy, within_tier and within_tenant.
+    instead of tiers_policy, within_tier and within_tenant. predict_output: FAIR orders by what a request will probably generate
+    from its admission on.
     """
 
     generation: int
@@ -115,6 +116,7 @@ class PolicySnapshot:
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
+    predict_output: bool = False
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

@@ -36,6 +36,7 @@ from fairlane.worker.config import Device, LoadFormat, WorkerConfig
 from fairlane.worker.errors import ModelLoadError
 from fairlane.worker.executors import limits_of, make_executor
 from fairlane.worker.servicer import WorkerServicer
+from fairlane.worker.step_log import LoggedExecutor, StepLog, open_step_log
 from fairlane.worker.tracing import span
 from fairlane.worker.wire import welcome
 
@@ -109,11 +110,21 @@ def _watch_parent(stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> No
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
-async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: int, clock: Clock) -> None:
-    """Serves until SIGTERM, SIGINT or the supervisor's end."""
+def build_engine(config: WorkerConfig, executor: Executor, boxes: WorkerBoxes, clock: Clock, step_log: StepLog | None) -> Engine:
+    """step_log: where the engine's steps are written down, if anywhere."""
     scheduler = build_scheduler(config, executor, clock)
+    if step_log is None:
+        return Engine(scheduler, executor, clock, boxes, boxes, config.pipeline_depth)
+    logged = LoggedExecutor(executor, boxes, clock, step_log)
+    return Engine(scheduler, logged, clock, logged, boxes, config.pipeline_depth)
+
+
+async def serve(
+    config: WorkerConfig, executor: Executor, address: str, epoch: int, clock: Clock, step_log: StepLog | None
+) -> None:
+    """Serves until SIGTERM, SIGINT or the supervisor's end."""
     boxes = WorkerBoxes(executor.info.vocab_size, clock)
-    engine = Engine(scheduler, executor, clock, boxes, boxes, config.pipeline_depth)
+    engine = build_engine(config, executor, boxes, clock, step_log)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = welcome(executor.info, f"worker-{os.getpid()}", epoch, os.getpid())
     servicer = WorkerServicer(engine, boxes, hello, clock)
@@ -134,6 +145,8 @@ async def serve(config: WorkerConfig, executor: Executor, address: str, epoch: i
     boxes.put_item(Stop())
     await asyncio.to_thread(thread.join, 5.0)
     executor.close()
+    if step_log is not None:
+        step_log.close()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,11 +163,12 @@ def main(argv: list[str] | None = None) -> int:
         config = config_from_json(arguments.config_json)
         limits_of(config, 1)  # before minutes of loading
         executor = make_executor(config, clock)
+        step_log = open_step_log(config, executor.info)
     except (ValueError, ModelLoadError) as error:
         print(f"fairlane worker: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     address = arguments.socket if ":" in arguments.socket else f"unix:{arguments.socket}"
-    asyncio.run(serve(config, executor, address, arguments.epoch, clock))
+    asyncio.run(serve(config, executor, address, arguments.epoch, clock, step_log))
     return 0
 
 

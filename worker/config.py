@@ -32,6 +32,7 @@ class WorkerConfig:
     max_num_seqs: most sequences placed in one step. max_num_resident: most that may hold KV at once.
     max_num_batched_tokens: a step's token budget. max_prefill_chunk: most tokens of one sequence in a step (0: no cap).
     pipeline_depth: steps launched ahead of the results the scheduler has seen.
+    step_log: a file for what every step did and how long it took.
     """
 
     model: Annotated[str, Text(r"\S.*", "a folder or an embedded model's name")] = "smollm2"
@@ -54,3 +55,4 @@ class WorkerConfig:
     max_num_batched_tokens: Annotated[int, Bounds(1, 1_000_000)] = 512
     max_prefill_chunk: Annotated[int, Bounds(0, 1_000_000)] = 0
     pipeline_depth: Annotated[int, Bounds(0, 2)] = 0
+    step_log: Annotated[str, Text(r"\S.*", "a file")] | None = None

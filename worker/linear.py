@@ -21,7 +21,7 @@ _PACK_ROWS = 16  # oneDNN picks the blocked layout for this many rows; it was th
 # Up to how many rows kernels of ours are faster than cuBLAS on a GPU; measured on an H200.
 _ONE_ROW_BYTES = 300 * 10**6  # of the weight: beyond, thin_linear is as fast as skinny_linear
 _ALONE_ROWS = 64
-_FUSED_ROWS = 128  # where the kernel saves another one, or the weight is so large that cuBLAS does not keep up with the memory
+_FUSED_ROWS = 128  # where the kernel saves another one
 _LARGE_BYTES = 150 * 10**6
 _ANY_ROWS = 2**31
 _MIN_OUTPUTS = 4096  # of a product alone: fewer leave SMs idle
@@ -105,7 +105,7 @@ def kernels_for(weight: Tensor) -> list[tuple[int, Product]]:
     if weight.element_size() == 2 and weight.shape[1] % 8 == 0 and size <= _ONE_ROW_BYTES:
         found.append((1, skinny_linear))
     if takes(weight) and weight.shape[0] >= _MIN_OUTPUTS:
-        found.append((_FUSED_ROWS if size >= _LARGE_BYTES else _ALONE_ROWS, thin_linear))
+        found.append((_ALONE_ROWS, thin_linear))
     return found
 
 

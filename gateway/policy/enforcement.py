@@ -97,12 +97,13 @@ def _shares_its_band(name: str, file: PolicyFile) -> bool:
 def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
     if scheduler.plugin is not None:
-        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms"):
+        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms", "predict_output"):
             if _written(located, "scheduler", key):
                 yield ("scheduler", key), "has no effect with scheduler.plugin"
         return
-    if _written(located, "scheduler", "preempt_gap_ms") and not _is_fair(located.value):
-        yield ("scheduler", "preempt_gap_ms"), _WITHOUT_FAIR
+    for key in ("preempt_gap_ms", "predict_output"):
+        if _written(located, "scheduler", key) and not _is_fair(located.value):
+            yield ("scheduler", key), _WITHOUT_FAIR
     decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)
     if _written(located, "scheduler", "within_tier") and decided not in (None, scheduler.within_tier):
         yield ("scheduler", "within_tier"), f"has no effect with scheduler.tiers {scheduler.tiers.value}"

@@ -90,6 +90,7 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         cost=file.scheduler.cost,
         within_tenant=file.scheduler.within_tenant,
         plugin=file.scheduler.plugin or "",
+        predict_output=file.scheduler.predict_output,
         defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
         not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
         source=located,

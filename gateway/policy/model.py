@@ -122,6 +122,7 @@ class Policy:
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
+    predict_output: bool = False
     defaults: RequestLimits = _NO_LIMITS
     not_enforced: tuple[str, ...] = ()
     source: Located[PolicyFile] | None = field(default=None, repr=False, compare=False)
@@ -189,6 +190,7 @@ class Policy:
             self.cost,
             self.within_tenant,
             self.plugin,
+            self.predict_output,
         )
 
     def with_principals(self, extra: Mapping[str, Principal]) -> Policy:

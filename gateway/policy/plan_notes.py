@@ -86,6 +86,7 @@ def _order(old: Policy, new: Policy) -> Iterator[Note]:
         before.tiers_policy is after.tiers_policy
         and before.within_tier is after.within_tier
         and before.preempt_gap_ms == after.preempt_gap_ms
+        and before.predict_output == after.predict_output
         and {tier.name: tier for tier in before.tiers} == {tier.name: tier for tier in after.tiers}
         and {share.path: share for share in before.nodes} == {share.path: share for share in after.nodes}
     )

@@ -65,6 +65,9 @@ class SchedulerPart:
     preempt_gap_ms: Annotated[
         float | None, Bounds(0, 3_600_000), Doc("How far behind, in ms of worker time, lets fair shares evict. Default: never.")
     ] = None
+    predict_output: Annotated[
+        bool, Doc("Whether fair shares order by what a running request will probably still generate, too.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

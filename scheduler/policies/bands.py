@@ -56,7 +56,10 @@ class BandPolicy:
         self._band = band
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
-        self._trees = [WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier) for _ in range(self._top_band + 1)]
+        self._trees = [
+            WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier, predicts=snapshot.predict_output)
+            for _ in range(self._top_band + 1)
+        ]
         if self._deadlines.active:  # below all bands: by arrival, who could not start in time
             self._trees[0] = WaitTree(WithinTier.FCFS, self._tiers, shares, self._caps, by_tier=by_tier)
         self._ranked = self._trees[1:] if self._deadlines.active else self._trees
@@ -70,7 +73,7 @@ class BandPolicy:
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
-        self.ranks_change = self._fair or bool(self._min.guarantees)
+        self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -78,6 +81,7 @@ class BandPolicy:
     def begin_step(self, now_s: float) -> None:
         self._min.advance(now_s)
         self._relegate(now_s)
+        self._deadlines.sort_places(self._tree)
         while self._promotions and self._promotions[0][0] <= now_s:
             due_s, ticket, request_id = heappop(self._promotions)
             stay = self._stays.get(request_id)
@@ -131,7 +135,7 @@ class BandPolicy:
     def skip_step(self, now_s: float) -> None:
         """Nobody prefills, and nobody was left out, else this would be another kind of step."""
         if self._min.guarantees:
-            self._min.open_bucket(now_s)
+            self._min.advance(now_s)
             if self._backlog_changed:
                 self._backlog_changed = False
                 self._set_backlogged({})
@@ -253,11 +257,15 @@ class BandPolicy:
     def adopt(self, sequence: Sequence) -> None:
         sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
-        self._tree(sequence).adopt(sequence)
+        tree = self._tree(sequence)
+        tree.adopt(sequence)
+        self._deadlines.runs(sequence, tree.leaf_key(sequence.payer))
 
     def on_release(self, sequence: Sequence) -> None:
-        self._tree(sequence).release(sequence)
+        tree = self._tree(sequence)
+        tree.release(sequence)
         self._caps.remove(sequence.request.tenant)
+        self._deadlines.runs_no_more(sequence, tree.leaf_key(sequence.payer))
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)
@@ -265,6 +273,11 @@ class BandPolicy:
             self._trees[band].charge(payer, cost, ledger)
         if cost > 0:  # a refund does not give the worker's time back
             self._min.charge(payer, cost)
+
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        band = self._band.get(payer.tier)
+        if band is not None:
+            self._trees[band].unexpect(payer, cost)
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         band = self._band.get(payer.tier)

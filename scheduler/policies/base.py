@@ -123,6 +123,9 @@ class Policy(Protocol):
         """Work placed in this step, or KV cache held since the one before, in cost units. Negative: a refund, of work that was
         lost by a fault of ours."""
 
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        """The next charge is for somebody else's tokens, computed again because the payer took their blocks."""
+
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         """So many more sequences of the payer (fewer, if negative), with so many tokens more between them, are charged by
         on_steady_step()."""

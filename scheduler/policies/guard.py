@@ -161,6 +161,9 @@ class GuardedPolicy:
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         self._tell("on_charge", payer, cost, ledger)
 
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        self._tell("on_recompute", payer, cost)
+
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         self._tell("on_decoding", payer, change, tokens)
 

@@ -1,17 +1,16 @@
-"""`min`: which tiers and nodes are owed something because, while they had unserved work, they got less than their minimum
-share of the last ten seconds' cost."""
+"""`min`: which tiers and nodes are owed something because, while they had unserved work, they were not given their minimum
+share of the worker's cost."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
 from fairlane.scheduler.cost import Rate
 from fairlane.scheduler.policies.caps import prefixes
-from fairlane.scheduler.policies.share_window import ShareWindow
+from fairlane.scheduler.policies.share_debts import ShareDebts
 from fairlane.scheduler.request import Payer
 from fairlane.scheduler.tenancy import NodeShare, Tier
 
@@ -21,7 +20,7 @@ _ALL = ""
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """One `min`: the window's account, the share, and where it hangs in a tree: a tier by its name, a node below each tier."""
+    """One `min`: the account, the share, and where it hangs in a tree: a tier by its name, a node below each tier."""
 
     account: str
     share: float
@@ -43,19 +42,18 @@ class MinShares:
         self.owed: tuple[Guarantee, ...] = ()
         self._owed_accounts: frozenset[str] = frozenset()
         self._unserved: set[str] = set()
-        self._window = ShareWindow()
+        self._debts = ShareDebts({g.account: g.share for g in found})
         self._guaranteed = frozenset(g.account for g in found)
         self._decoding = Counter[str]()
         self._tokens = Counter[str]()
 
     def advance(self, now_s: float) -> None:
-        self._window.advance(now_s)
-        self.owed = tuple(g for g in self.guarantees if self._window.is_below(g.account, g.share))
-        self._owed_accounts = frozenset(g.account for g in self.owed)
-
-    def open_bucket(self, now_s: float) -> None:
-        """The following charges count from now_s on; who is owed stays as it was."""
-        self._window.advance(now_s)
+        """Before each step."""
+        if self.guarantees:
+            self._debts.advance(now_s)
+            if self._debts.owed != self._owed_accounts:
+                self._owed_accounts = self._debts.owed
+                self.owed = tuple(g for g in self.guarantees if g.account in self._owed_accounts)
 
     @property
     def has_unserved(self) -> bool:
@@ -64,7 +62,7 @@ class MinShares:
 
     def set_backlogged(self, waiting: Iterable[Guarantee]) -> None:
         """Who has work to do: those named, and those whose running sequences the last step left out."""
-        self._window.set_backlogged(self._unserved.union(g.account for g in waiting))
+        self._debts.set_backlogged(self._unserved.union(g.account for g in waiting))
         self._unserved.clear()
 
     def unserved(self, payer: Payer) -> None:
@@ -76,7 +74,7 @@ class MinShares:
 
     def charge(self, payer: Payer, cost: int) -> None:
         if self.guarantees:
-            self._window.add(_accounts(payer), cost)
+            self._debts.add(_accounts(payer), cost)
 
     def decode(self, payer: Payer, change: int, tokens: int) -> None:
         """So many more of the payer's sequences, with so many tokens more, are charged by steady_step()."""
@@ -87,13 +85,13 @@ class MinShares:
 
     def steady_step(self, rate: Rate) -> None:
         """Every decoding sequence is charged by its tokens."""
-        if self._window.is_counting:
+        if self._debts.is_counting:
             costs = {a: rate.per_sequence * n + rate.per_token * self._tokens[a] for a, n in self._decoding.items()}
-            self._window.add_costs(costs, costs.get(_ALL, 0))
+            self._debts.add_costs(costs, costs.get(_ALL, 0))
 
     def take_over(self, previous: MinShares) -> None:
-        """Goes on from what another has counted, which may go on for itself."""
-        self._window = deepcopy(previous._window)
+        """Goes on from what another has counted; either goes on for itself."""
+        self._debts.take_over(previous._debts)
 
 
 @lru_cache(maxsize=16_384)

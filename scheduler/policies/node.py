@@ -32,11 +32,16 @@ class SteadyCost:
 
 
 class Node:
-    """`queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
+    """Its counter is of what it was charged (WORK and HELD, the larger), and with prediction of what its running sequences are
+    still to be charged as well: what is expected of them together, less what they were charged since.
+
+    `queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
     between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged
     last, but for those charged by rate, which are in `steady`."""
 
     __slots__ = (
+        "_came",
+        "_expected",
         "_lifted",
         "_settled",
         "_settled_steps",
@@ -70,6 +75,8 @@ class Node:
         self.weight = weight
         self.uid = uid
         self._used = [0, 0]  # by ledger
+        self._expected = 0  # of running sequences, when they were admitted
+        self._came = 0  # of that, or more, if they outgrew it
         self._lifted = 0.0
         self._v = 0.0
         self._steady = steady
@@ -96,17 +103,41 @@ class Node:
             self._settle()
         return self._v
 
-    def charge(self, cost: int, ledger: Ledger) -> None:
+    @property
+    def charged_v(self) -> float:
+        """The same without what is only expected."""
+        if self._settled_steps != self._steady.steps:
+            self._settle()
+        return self._lifted + max(self._used) / self.weight
+
+    def charge(self, cost: int, ledger: Ledger, came: int) -> None:
+        """came: how much of it was expected of a running sequence, or would have been."""
         if self._settled_steps != self._steady.steps:
             self._settle()
         self._used[ledger] += cost
-        self._v = self._lifted + max(self._used) / self.weight
+        self._came += came
+        self._v = self._lifted + self._claim()
+
+    def expect(self, cost: int, came: int) -> None:
+        """One more running sequence, of which `cost` is expected; or one less (negative), and what it was charged meanwhile."""
+        if self._settled_steps != self._steady.steps:
+            self._settle()
+        self._expected += cost
+        self._came += came
+        self._v = self._lifted + self._claim()
 
     def lift(self, v: float) -> None:
         """To at least v, whatever it was charged."""
         if v > self.v:
-            self._lifted = v - max(self._used) / self.weight
+            self._lifted = v - self._claim()
             self._v = v
+
+    def _claim(self) -> float:
+        work, held = self._used
+        ahead = self._expected - self._came
+        if ahead > 0:
+            work += ahead
+        return (work if work > held else held) / self.weight
 
     def _settle(self) -> None:
         steady = self._steady
@@ -114,8 +145,11 @@ class Node:
             sequences, tokens = self._settled
             for ledger in Ledger:
                 each = steady.per_sequence[ledger] - sequences[ledger]
-                self._used[ledger] += self.decoding * each + self.tokens * (steady.per_token[ledger] - tokens[ledger])
-            self._v = self._lifted + max(self._used) / self.weight
+                owed = self.decoding * each + self.tokens * (steady.per_token[ledger] - tokens[ledger])
+                self._used[ledger] += owed
+                if ledger is Ledger.WORK:
+                    self._came += owed
+            self._v = self._lifted + self._claim()
         self._settled_steps = steady.steps
         self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
 

@@ -146,6 +146,9 @@ class OrderedPolicy(ABC):
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         """Nobody is compared by what they got."""
 
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        """Nobody is compared by what they got."""
+
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         """Nobody is compared by what they got."""
 

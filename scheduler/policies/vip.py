@@ -1,9 +1,8 @@
 """Priority bands: a higher tier goes first, evicts lower ones when blocks are short, and is protected inside the step.
 
 Two things keep lower tiers alive (bands.py). Patience: a waiting request ranks one band higher after each patience waited,
-but never gains the right to evict. Minimum share: while a tier or node with waiting work got less than its `min` of the last
-ten seconds' cost, its head goes first and part of the step's tokens is kept for it. What was admitted either way holds a
-lease: no eviction for priority until it has come some tokens further.
+but never gains the right to evict. Minimum share: while a tier or node with waiting work is owed part of its `min`, its head goes
+first. What was admitted either way holds a lease: no eviction for priority until it has come some tokens further.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.policies.line import Line
 from fairlane.scheduler.policies.node import Node, SteadyCost, up
-from fairlane.scheduler.request import Payer, Sequence
+from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
 
 # Levels below the tier: organisation, tenant, member ("" for requests of the tenant itself).
@@ -31,13 +31,23 @@ class WaitTree:
     """Waiting sequences of one band, and the counters of everything that was served from it."""
 
     def __init__(
-        self, within: WithinTier, tiers: dict[str, Tier], shares: dict[str, NodeShare], caps: RunningCaps, *, by_tier: bool
+        self,
+        within: WithinTier,
+        tiers: dict[str, Tier],
+        shares: dict[str, NodeShare],
+        caps: RunningCaps,
+        *,
+        by_tier: bool,
+        predicts: bool = False,
     ) -> None:
+        """predicts: counters go by what is expected of running sequences, too."""
         self._fair = within is WithinTier.FAIR
         self._tiers = tiers
         self._shares = shares
         self._caps = caps
         self._by_tier = by_tier
+        self._predicts = predicts and self._fair
+        self._foreseen: dict[RequestId, tuple[int, int]] = {}  # of running ones: what is expected, and charged before that
         self._uids = 0
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
@@ -89,6 +99,18 @@ class WaitTree:
         line = self._leaf(sequence).line
         return sequence.place if line is None or line.head() is None else line.place()
 
+    def line_beside(self, sequence: Sequence) -> Line | None:
+        """Those that wait at the leaf of a running sequence; None if nobody does."""
+        line = self._leaf(sequence).line
+        return None if line is None or line.head() is None else line
+
+    def exchange_place(self, sequence: Sequence) -> None:
+        """A running sequence takes the earliest place of those that wait at its leaf, and gives its own for it."""
+        leaf = self._leaf(sequence)
+        if leaf.line is not None:
+            leaf.line.exchange_first_place(sequence)
+            self._offer(leaf)
+
     def skip(self, sequence: Sequence) -> None:
         """Sets the head of its line aside until restore()."""
         leaf = self._leaf(sequence)
@@ -139,14 +161,20 @@ class WaitTree:
         if not self._fair:
             return
         leaf = self._leaf_of(payer)
+        came = cost if ledger is Ledger.WORK and cost > 0 else 0  # a refund is of a sequence that has left
         for node in up(leaf):
             if node.parent is not None:
-                node.charge(cost, ledger)
+                node.charge(cost, ledger, came)
                 node.parent.last = node
         if cost < 0:
             self._offer(leaf)
         if not leaf.queued and not leaf.running:  # who evicted pays for the recompute, here or not
             self._retire(leaf)
+
+    def unexpect(self, payer: Payer, cost: int) -> None:
+        """So much of what the payer is charged next is for none of its own sequences."""
+        if self._predicts:
+            self._expect(self._leaf_of(payer), 0, -cost)
 
     def decode(self, payer: Payer, change: int, tokens: int) -> None:
         """So many more of the payer's sequences, with so many tokens more, are charged by `steady`."""
@@ -157,21 +185,37 @@ class WaitTree:
 
     def adopt(self, sequence: Sequence) -> None:
         """It runs: its nodes stay known."""
-        for node in up(self._leaf(sequence)):
+        leaf = self._leaf(sequence)
+        for node in up(leaf):
             node.running += 1
+        if self._predicts:
+            charged = sequence.charged[Ledger.WORK]
+            expected = max(0, sequence.expected_charge - charged)
+            self._foreseen[sequence.request_id] = (expected, charged)
+            self._expect(leaf, expected, 0)
 
     def release(self, sequence: Sequence) -> None:
         leaf = self._leaf(sequence)
         for node in up(leaf):
             node.running -= 1
+        if self._predicts:
+            expected, charged = self._foreseen.pop(sequence.request_id)
+            self._expect(leaf, -expected, charged - sequence.charged[Ledger.WORK])
+            self._offer(leaf)
         self._retire(leaf)
 
+    def _expect(self, leaf: Node, cost: int, came: int) -> None:
+        for node in up(leaf):
+            if node.parent is not None:
+                node.expect(cost, came)
+
     def gap(self, candidate: Sequence, victim: Sequence) -> float:
-        """How far the victim's side is ahead of the candidate's, in cost over weight, where their paths part; 0 within one
-        leaf and where it is behind."""
+        """How far the victim's side is ahead of the candidate's where their paths part, in cost of the one with the smaller
+        weight (so that the unit of weights does not matter); 0 within one leaf and where it is behind. By what they were
+        charged: what is expected of a victim ends with it, and by that the candidate would be the next one's victim."""
         for ahead, behind in zip(self._path_of(victim), self._path_of(candidate), strict=True):
             if ahead is not behind:
-                return max(0.0, ahead.v - behind.v)
+                return max(0.0, ahead.charged_v - behind.charged_v) * min(ahead.weight, behind.weight)
         return 0.0
 
     def lead(self, sequence: Sequence) -> tuple[float, ...]:
@@ -185,7 +229,7 @@ class WaitTree:
         while stack:
             names, node = stack.pop()
             for name, child in node.children.items():
-                found[(*names, name)] = child.v
+                found[(*names, name)] = child.charged_v
                 stack.append(((*names, name), child))
         return found
 
@@ -197,6 +241,10 @@ class WaitTree:
                 node = self._child(node, name)
             node.lift(v)
 
+    def leaf_key(self, payer: Payer) -> Payer | str:
+        """Whose requests share a leaf: a tenant's of one tier, of all tiers where the tree is not by tier."""
+        return payer if self._by_tier else payer.tenant
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _find(self, names: tuple[str, ...]) -> Node | None:
@@ -206,7 +254,7 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
-        key = payer if self._by_tier else payer.tenant  # tiers of one tenant share a leaf where the tree is not by tier
+        key = self.leaf_key(payer)
         leaf = self._leaves.get(key)
         if leaf is not None:
             return leaf

@@ -18,7 +18,7 @@ from fairlane.scheduler.shadow.differences import Differences, Kind
 from fairlane.scheduler.shadow.facts import StepFacts, World
 from fairlane.scheduler.shadow.state import ShadowState
 from fairlane.scheduler.shadow.twin import Twin
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
+from fairlane.scheduler.victims import is_immune
 
 # The policy in force may look at what changes by charges alone so many steps late.
 LAST_STEPS = RECHECK_STEPS
@@ -35,6 +35,7 @@ class Judge:
         self._state = state
         self._world = world
         self._picks: list[Twin | None] = []  # the first for those admitted, one each
+        self._unsettled: list[Twin] = []  # those picked of whom the policy does not know that they run
         self._blocked: Twin | None = None  # the first whom only an eviction would let in
         self._num_passed = 0
         self._head: Twin | None = None  # at the last look
@@ -45,6 +46,9 @@ class Judge:
         self.in_force = self._blocked = self._head = None
         self.closed.clear()
         self._picks.clear()
+        for twin in self._unsettled:
+            self._state.caps.remove(twin.request.tenant)
+        self._unsettled.clear()
         self._allocated.clear()
         self._num_passed = self._needed = 0
 
@@ -55,9 +59,16 @@ class Judge:
         """The policy in force lets it in. Its blocks are for whom the shadow would have let in by the counters of this moment."""
         self.counts.admissions += 1
         self._allocated[twin.request_id] = num_blocks
-        if not self._pick(self._world.slots_left() + len(self._allocated)):
+        if not self._pick(self._world.slots_left() + len(self._allocated), twin):
             self._picks.append(None)
         self._state.flush_released()  # evicted for this one, which was found before
+
+    def reopen(self) -> None:
+        """Whoever was passed over may be asked again; whoever was picked stays picked."""
+        self._state.policy.end_step()
+        self._blocked = None
+        self._num_passed = 0
+        self.closed.clear()
 
     def eviction(self, gainer: Sequence, victim: Sequence) -> None:
         """The policy in force evicts for rank. Asked before the victim's counts change."""
@@ -67,7 +78,7 @@ class Judge:
 
     def end_step(self, facts: StepFacts) -> None:
         """All are placed."""
-        if self._state.num_waiting:
+        if self._state.num_waiting or self._picks:
             self._admissions(facts)
         self._pauses(facts)
         self._cuts(facts)
@@ -95,12 +106,9 @@ class Judge:
             self.counts.add(Kind.LATER, twin.payer)
         for twin in more[len(fewer) :]:
             self._sooner(twin)
-        for pick in self._picks:
-            if pick is not None:
-                self._state.caps.remove(pick.request.tenant)
 
-    def _pick(self, slots: int) -> bool:
-        """Notes whom the shadow lets in next, if anybody."""
+    def _pick(self, slots: int, admitted: Twin | None = None) -> bool:
+        """Notes whom the shadow lets in next, if anybody. admitted: whom the policy in force lets in now."""
         policy = self._state.policy
         blocks = self._world.blocks_left() + sum(self._allocated.values()) - self._needed
         while (head := self._head or cast(Twin | None, policy.peek())) is not None:
@@ -108,13 +116,17 @@ class Judge:
             need = self._allocated.get(head.request_id) or self._world.blocks.blocks_for(head.num_tokens)
             fits = need <= blocks and slots > 0
             may_overtake = head.request_id not in self.closed
-            if head.steps_in_flight or self._is_full(head):
+            if head in self._picks or head.steps_in_flight or self._is_full(head):
                 policy.skip(head)
             elif fits and (may_overtake or self._state.plan != self.in_force):
                 self._needed += need
                 self._picks.append(head)
-                self._state.caps.add(head.request.tenant)
-                policy.skip(head)
+                if head is admitted:
+                    self._state.settle(head)
+                else:
+                    self._unsettled.append(head)
+                    self._state.caps.add(head.request.tenant)
+                    policy.skip(head)
                 return True
             else:
                 if not fits and self._blocked is None:
@@ -185,7 +197,7 @@ class Judge:
         allowed = [
             self._state.twin(sequence)
             for sequence in facts.running
-            if sequence.num_evictions < MAX_EVICTIONS and sequence.num_chunks and sequence.request_id not in self._allocated
+            if not is_immune(sequence) and sequence.request_id not in self._allocated
         ]
         return [other for other in allowed if policy.may_preempt(twin, other) and policy.rank(other) > rank]
 

@@ -115,12 +115,17 @@ class Shadow:
 
     def admitted(self, sequence: Sequence) -> None:
         """The policy in force lets it in: it has its blocks, and was not charged yet."""
-        self.state.admit(sequence)
-        self._judge.admission(self.state.twin(sequence), self._world.allocated(sequence))
+        self._judge.admission(self.state.admit(sequence), self._world.allocated(sequence))
 
-    def judge(self, step: StepPass) -> None:
-        """After the last was placed, before end_step()."""
+    def reopened(self) -> None:
+        """Within a step: the policy in force asks those again whom it set aside."""
+        if self.state.in_step:
+            self._judge.reopen()
+
+    def end_step(self, step: StepPass) -> None:
+        """After the last was placed."""
         self._judge.end_step(self._world.facts(step))
+        self.state.end_step()
 
     def skip_step(self, now_s: float) -> None:
         """All decode; now and then it is asked what it would do about those who wait."""

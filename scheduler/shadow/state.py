@@ -8,13 +8,13 @@ from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, Policy, StepPlan
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.request import Payer, RequestId, Sequence
-from fairlane.scheduler.shadow.twin import Twin
+from fairlane.scheduler.shadow.twin import ReadOnly, Twin
 from fairlane.scheduler.tenancy import PolicySnapshot
 
 
 class ShadowState:
-    """Within a step only charges reach the policy at once: it is asked for its choice at the step's end, and must
-    still have those in its queue whom the policy in force has let in.
+    """Within a step charges reach the policy at once, and so do admissions as long as it agrees. From whom it would have let in
+    instead on, those whom the policy in force lets in stay in its queue until the step's end: it might choose them next.
 
     admitted: by the policy in force, in this step. caps: who runs, by the shadow's max_running.
     """
@@ -29,7 +29,8 @@ class ShadowState:
         self._twins: dict[RequestId, Twin] = {}
         self._evicted: list[tuple[Twin, float]] = []
         self._released: list[Twin] = []
-        self._in_step = False
+        self._settled: set[Twin] = set()  # those admitted of whom the policy knows
+        self.in_step = False
 
     def twin(self, sequence: Sequence) -> Twin:
         """KeyError for one that has ended."""
@@ -42,7 +43,7 @@ class ShadowState:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
-        self._in_step = True
+        self.in_step = True
         self.num_steps += 1
         self.policy.begin_step(now_s)
 
@@ -52,15 +53,17 @@ class ShadowState:
     def end_step(self) -> None:
         """The world as the policy in force has made it."""
         self.policy.end_step()
-        self._in_step = False
+        self.in_step = False
         self.flush_released()
         for twin, since_s in self._evicted:
             twin.lease_until_tokens = 0  # as the scheduler's requeue()
             self.policy.push(twin, since_s)
         for twin in self.admitted:
-            self._admit(twin)
+            if twin not in self._settled:
+                self.settle(twin)
         self._evicted.clear()
         self.admitted.clear()
+        self._settled.clear()
 
     def skip_step(self, now_s: float) -> None:
         self.num_steps += 1
@@ -72,7 +75,7 @@ class ShadowState:
         twin = self._twins.get(sequence.request_id)
         if twin is None:
             twin = self._twins[sequence.request_id] = Twin(sequence)
-        if self._in_step:
+        if self.in_step:
             self._evicted.append((twin, since_s))
         else:
             self.policy.push(twin, since_s)
@@ -81,8 +84,11 @@ class ShadowState:
         """It ends waiting."""
         self.policy.remove(self._twins.pop(sequence.request_id))
 
-    def admit(self, sequence: Sequence) -> None:
-        self.admitted.append(self.twin(sequence))
+    def admit(self, sequence: Sequence) -> Twin:
+        twin = self.twin(sequence)
+        twin.charged_before = ReadOnly(sequence.charged.copy())
+        self.admitted.append(twin)
+        return twin
 
     def adopt(self, sequence: Sequence) -> None:
         """It runs already, as the shadow begins."""
@@ -93,7 +99,7 @@ class ShadowState:
     def release(self, sequence: Sequence) -> None:
         """It ends running, or, within a step, is evicted and will be pushed."""
         self._released.append(self.twin(sequence))
-        if not self._in_step:
+        if not self.in_step:
             self.flush_released()
             del self._twins[sequence.request_id]
 
@@ -107,7 +113,9 @@ class ShadowState:
     def unserved(self, sequence: Sequence) -> None:
         self.policy.on_unserved(self.twin(sequence))
 
-    def _admit(self, twin: Twin) -> None:
+    def settle(self, twin: Twin) -> None:
+        """It runs, in the policy's eyes too."""
+        self._settled.add(twin)
         self.caps.add(twin.request.tenant)
         if isinstance(self.policy, BandPolicy) or self.policy.peek() is twin:
             self.policy.on_admit(twin)
@@ -115,11 +123,15 @@ class ShadowState:
         else:  # others need only take out the head
             self.policy.remove(twin)
             self.policy.adopt(twin)
+        twin.charged_before = None
 
     # -- charges -------------------------------------------------------------------------------------------------------
 
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         self.policy.on_charge(payer, cost, ledger)
+
+    def recompute(self, payer: Payer, cost: int) -> None:
+        self.policy.on_recompute(payer, cost)
 
     def decoding(self, payer: Payer, change: int, tokens: int) -> None:
         self.policy.on_decoding(payer, change, tokens)

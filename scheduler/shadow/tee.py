@@ -48,8 +48,9 @@ class Tee:
         return plan
 
     def end_step(self) -> None:
+        """Within a step, too: those set aside are asked again. That the step is over, the scheduler says."""
         self.active.end_step()
-        self._tell(self._state.end_step)
+        self._tell(self.shadow.reopened)
 
     def skip_step(self, now_s: float) -> None:
         self.active.skip_step(now_s)
@@ -94,6 +95,10 @@ class Tee:
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         self.active.on_charge(payer, cost, ledger)
         self._tell(self._state.charge, payer, cost, ledger)
+
+    def on_recompute(self, payer: Payer, cost: int) -> None:
+        self.active.on_recompute(payer, cost)
+        self._tell(self._state.recompute, payer, cost)
 
     def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
         self.active.on_decoding(payer, change, tokens)

@@ -8,27 +8,38 @@ from typing import Any, overload
 
 from fairlane.scheduler.request import Sequence
 
-# What policies note on a sequence. The hash chain and the charges, which they have no business with, are left out.
-_OWN = frozenset({"place", "relegated", "latest_start_s", "lease_until_tokens"})
-_WITHHELD = frozenset({"chain", "charged"})
+# What policies note on a sequence. The hash chain, which they have no business with, is left out.
+_OWN = frozenset({"place", "relegated", "due_s", "latest_start_s", "lease_until_tokens"})
+_WITHHELD = frozenset({"chain"})
 
 
 class Twin(Sequence):
-    """Stands for `live` in the shadow's queues. Reading a withheld field and writing one of the engine's raise AttributeError.
+    """Stands for `live` in the shadow's queues. Reading the chain and writing one of the engine's raise AttributeError.
 
+    charged_before: what it had been charged when it was admitted, until the shadow's policy is told that it was.
     let_in_step, evicts_step: when the shadow was first found to let it in, or to evict for it, while it waited; -1: never.
     told_sooner, told_evicts: that was counted. look_step: do not look for somebody to evict before.
     """
 
-    __slots__ = ("_live", "_tokens", "evicts_step", "let_in_step", "look_step", "told_evicts", "told_sooner")
+    __slots__ = (
+        "_live",
+        "_tokens",
+        "charged_before",
+        "evicts_step",
+        "let_in_step",
+        "look_step",
+        "told_evicts",
+        "told_sooner",
+    )
 
     def __init__(self, live: Sequence) -> None:
         self._live = live
         self._tokens = ReadOnly(live.token_ids)
         self.place = live.place
         self.relegated = False
-        self.latest_start_s = 0.0
+        self.due_s = self.latest_start_s = 0.0
         self.lease_until_tokens = live.lease_until_tokens
+        self.charged_before: ReadOnly | None = None
         self.let_in_step = self.evicts_step = -1
         self.look_step = 0
         self.told_sooner = self.told_evicts = False
@@ -64,6 +75,7 @@ def _forward(twin: type[Any]) -> None:
         if name not in _OWN and name not in _WITHHELD:
             setattr(twin, name, _view(name))
     twin.token_ids = property(lambda one: one._tokens)
+    twin.charged = property(lambda one: one.charged_before or ReadOnly(one._live.charged))
 
 
 _forward(Twin)

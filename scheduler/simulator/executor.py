@@ -19,6 +19,7 @@ from fairlane.scheduler.simulator.event_log import EventLog
 from fairlane.scheduler.simulator.meter import Counts, Meter
 from fairlane.scheduler.simulator.plan import Planned
 from fairlane.scheduler.simulator.shape import END_OF_TEXT, TOKEN, WorkerShape
+from fairlane.scheduler.step_work import work_of
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class TimedExecutor:
             else:
                 chunks.append((entry.start, entry.num_tokens))
         copies = len(output.swap_out) + len(output.swap_in)
-        elapsed_s = self._model.seconds(num_decodes, context, chunks, copies)
+        elapsed_s = self._model.seconds(work_of(num_decodes, context, chunks, copies))
         decoded = column.step() if column.members else []
         starts_s = max(self._clock.now(), self._device_free_s)
         self._device_free_s = starts_s + elapsed_s

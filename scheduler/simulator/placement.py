@@ -12,12 +12,17 @@ from fairlane.scheduler.simulator.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class PolicyTree:
-    """tiers: names, most important first. tenants: the tiers each may use, its default first. with_members: tenants that have
-    members."""
+    """tiers: names, most important first. senders: tenants, and organisations that may send requests of their own: the tiers each
+    may use, its default first. with_members: tenants that have members."""
 
     tiers: Sequence[str]
-    tenants: Mapping[str, Sequence[str]]
+    senders: Mapping[str, Sequence[str]]
     with_members: frozenset[str] = frozenset()
+
+    @property
+    def strangers_go_to(self) -> Sequence[str]:
+        """To tenants, in a policy that has any that may send."""
+        return [path for path in self.senders if "/" in path] or list(self.senders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,8 @@ class Placed:
 
 def place(workload: Workload, tree: PolicyTree) -> Placed:
     """Raises SimulationInputError for a policy in which nobody may send requests."""
-    if not tree.tenants:
-        raise SimulationInputError("the policy has no tenants: nobody could send these requests")
+    if not tree.senders:
+        raise SimulationInputError("nobody in the policy has tiers: nobody could send these requests")
     pairs = list(dict.fromkeys((request.node, request.tier) for request in workload.requests))
     order = {node: number for number, node in enumerate(workload.nodes)}
     became = {pair: _place(*pair, order[pair[0]], workload.tiers, tree) for pair in pairs}
@@ -44,18 +49,19 @@ def place(workload: Workload, tree: PolicyTree) -> Placed:
 
 
 def _place(node: str, tier: str, number: int, tiers: Sequence[str], tree: PolicyTree) -> tuple[str, str]:
-    tenant = "/".join(node.split("/")[:2])
-    if tenant in tree.tenants:
-        allowed = tree.tenants[tenant]
-        home = node if tenant in tree.with_members else tenant
+    sender = "/".join(node.split("/")[:2])
+    if sender in tree.senders:
+        allowed = tree.senders[sender]
+        home = node if sender in tree.with_members else sender
         if tier in allowed:
             return home, tier
         alike = _alike(tier, tiers, tree)
         return home, alike if alike is not None and alike in allowed else allowed[0]
     wanted = _alike(tier, tiers, tree)
-    may = [path for path, allowed in tree.tenants.items() if wanted is None or wanted in allowed] or list(tree.tenants)
+    homes = tree.strangers_go_to
+    may = [path for path in homes if wanted is None or wanted in tree.senders[path]] or homes
     home = may[number % len(may)]
-    allowed = tree.tenants[home]
+    allowed = tree.senders[home]
     return home, wanted if wanted is not None and wanted in allowed else allowed[0]
 
 

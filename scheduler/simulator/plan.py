@@ -17,6 +17,7 @@ _STOPS = frozenset({END_OF_TEXT})
 @dataclass(frozen=True, slots=True)
 class Planned:
     """prefix: as asked, numbered anew from 0 within the workload: recorded ids are hashes, too large for token ids.
+    is_cached: its blocks are kept: without a prefix nobody shares them, but an evicted request finds its own again.
 
     stops: it ends with an end-of-text token, before its max_tokens.
     """
@@ -26,6 +27,7 @@ class Planned:
     asked: SimRequest
     prefix: tuple[int, ...]
     prefix_block: int
+    is_cached: bool
 
     @property
     def prompt_tokens(self) -> int:
@@ -40,7 +42,7 @@ class Planned:
         return self.asked.max_tokens is not None and self.asked.max_tokens > self.asked.output_tokens
 
     def request(self) -> Request:
-        """What the engine gets. Without a prefix it has nothing to do with the cache, which saves hashing."""
+        """What the engine gets. What is not cached needs no hashing."""
         asked = self.asked
         deadline_s = None if asked.deadline_s is None else asked.arrival_s + asked.deadline_s
         return Request(
@@ -48,13 +50,13 @@ class Planned:
             self.account.node,
             self.account.tier,
             _prompt(self.prefix, asked.prompt_tokens, self.prefix_block, self.number)
-            if asked.prefix
+            if self.is_cached
             else _blank(asked.prompt_tokens),
             asked.max_tokens or asked.output_tokens,
             SamplingParams(seed=self.number),
             stop_token_ids=_STOPS if self.stops else frozenset(),
-            cache_domain=f"tenant:{self.account.node}" if asked.prefix else "",
-            cache_mode=CacheMode.READ_WRITE if asked.prefix else CacheMode.NONE,
+            cache_domain=f"tenant:{self.account.node}" if self.is_cached else "",
+            cache_mode=CacheMode.READ_WRITE if self.is_cached else CacheMode.NONE,
             arrival_s=asked.arrival_s,
             deadline_s=deadline_s,
             max_wait_s=asked.max_wait_s,
@@ -62,7 +64,8 @@ class Planned:
 
 
 def plan(workload: Workload) -> list[Planned]:
-    """Its requests, numbered in order of arrival."""
+    """Its requests, numbered in order of arrival. Where some have prefixes, the worker caches, and all are cached."""
+    is_cached = workload.has_prefixes
     ids: dict[int, int] = {}
     return [
         Planned(
@@ -71,6 +74,7 @@ def plan(workload: Workload) -> list[Planned]:
             asked,
             tuple(ids.setdefault(block, len(ids)) for block in asked.prefix),
             workload.prefix_block,
+            is_cached,
         )
         for number, asked in enumerate(workload.requests)
     ]

@@ -2,19 +2,16 @@
 
     fixed + sequence * sequences + max(weights, token * tokens) + context * KV read by decodes + attention * scores of chunks
 
-Defaults: Llama-3.1-8B in bfloat16 on one GPU, from published roofline fits (docs/simulator.md); a worker's own numbers go into a
-JSON file with the same names.
+Defaults: Llama-3.1-8B in bfloat16 on one GPU, from published fits (docs/simulator.md). fit.py fits one to measured steps.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from fairlane.scheduler.simulator.errors import SimulationInputError
+from fairlane.scheduler.step_work import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +39,29 @@ class StepModel:
         if self.fixed_s + self.weights_s <= 0:
             raise SimulationInputError("fixed_s and weights_s are both 0: a step must take some time")
 
-    def seconds(
-        self, num_decodes: int, decode_context: int, chunks: Iterable[tuple[int, int]] = (), num_copies: int = 0
-    ) -> float:
-        """A step of num_decodes sequences that read decode_context tokens together, and chunks of (start, tokens)."""
-        num_sequences, num_tokens, scores = num_decodes, num_decodes, 0.0
-        for start, length in chunks:
-            num_sequences += 1
-            num_tokens += length
-            scores += length * (start + length / 2)
+    def seconds(self, work: StepWork) -> float:
+        """A step that does this."""
         computed = (
             self.fixed_s
-            + self.sequence_s * num_sequences
-            + max(self.weights_s, self.token_s * num_tokens)
-            + self.context_s * decode_context
-            + self.attention_s * scores
+            + self.sequence_s * work.sequences
+            + max(self.weights_s, self.token_s * work.tokens)
+            + self.context_s * work.context
+            + self.attention_s * work.scores
         )
-        return max(computed, self.swap_block_s * num_copies) if num_copies else computed
+        return max(computed, self.swap_block_s * work.copies) if work.copies else computed
 
     @classmethod
-    def load(cls, path: Path) -> StepModel:
-        """From a JSON object whose keys are field names; those it leaves out keep their defaults. Raises SimulationInputError."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SimulationInputError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise SimulationInputError(f"{path}: is not JSON: {error}") from None
+    def of(cls, values: object) -> StepModel:
+        """From what a JSON object with field names has; those it leaves out keep their defaults. Raises SimulationInputError."""
         known = [field.name for field in fields(cls)]
         if not isinstance(values, dict):
-            raise SimulationInputError(f"{path}: a JSON object with {', '.join(known)} is needed")
+            raise SimulationInputError(f"an object with {', '.join(known)} is needed")
         for name, value in values.items():
             if name not in known:
-                raise SimulationInputError(f"{path}: unknown key {name!r}: one of {', '.join(known)} is allowed")
+                raise SimulationInputError(f"unknown key {name!r}: one of {', '.join(known)} is allowed")
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise SimulationInputError(f"{path}: {name}: {value!r}: a number of seconds is needed")
-        try:
-            return cls(**values)
-        except SimulationInputError as error:
-            raise SimulationInputError(f"{path}: {error}") from None
+                raise SimulationInputError(f"{name}: {value!r}: a number of seconds is needed")
+        return cls(**values)
 
 
 # 3.35 TB/s against 4.8 TB/s: what is read takes 0.7 of the time, what is computed the same.

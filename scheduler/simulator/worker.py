@@ -11,6 +11,7 @@ from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.engine import ApplyPolicy, Command, Engine
 from fairlane.scheduler.events import DecodedTokens, Delta
 from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.clock import EventClock
 from fairlane.scheduler.simulator.executor import TimedExecutor
@@ -24,6 +25,9 @@ RECHECK_S = 1e-3
 class Observer(Protocol):
     def told(self, worker: int, time_s: float, delta: Delta) -> None:
         """What the engine says about a request, when it says it."""
+
+    def decoded(self, worker: int, time_s: float, request_ids: Iterable[RequestId]) -> None:
+        """These got a token each; told again only once others are among them."""
 
 
 class SimWorker:
@@ -50,6 +54,7 @@ class SimWorker:
         self.engine = Engine(self.scheduler, executor, clock, self, self, shape.depth)
         self.stalled_s = 0.0
         self._observer = observer
+        self._column: list[RequestId] = []
         self._inbox: deque[tuple[float, Command]] = deque([(0.0, ApplyPolicy(snapshot, _must_apply))])
 
     def deliver(self, time_s: float, command: Command) -> None:
@@ -79,8 +84,13 @@ class SimWorker:
         return commands
 
     def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
-        """A request's first and last token come in deltas; the columns in between tell nothing that is not known."""
+        """A request's last token comes in a delta. So does its first, unless a single token of its prompt was left for the last
+        step: then it comes in the first column that the request is in; the columns after that tell nothing that is not known."""
         now_s = self.clock.now()
+        for column in decoded:
+            if column.request_ids is not self._column:  # another list, once somebody comes or goes
+                self._column = column.request_ids
+                self._observer.decoded(self.index, now_s, column.request_ids)
         for delta in deltas:
             self._observer.told(self.index, now_s, delta)
 

@@ -241,7 +241,8 @@ def test_partial_results_beyond_two_to_the_31_elements() -> None:
 
 def test_room_for_the_worst_batch_is_enough() -> None:
     lens = [8192] * 4
-    workspace = workspace_for(LLAMA, 4, frozenset({None}), max_items=max_items_for(4, 8192, DecodeTuning()))
+    tuning = DecodeTuning()
+    workspace = workspace_for(LLAMA, 4, frozenset({None}), tuning, max_items=max_items_for(4, 8192, tuning))
     workspace.schedule(torch.tensor(lens, dtype=torch.int32, device=cuda))
     plan = workspace.schedule_of(None)
     assert (int(plan.num_items), plan.cu_items.tolist()) == (128, [0, 32, 64, 96, 128])

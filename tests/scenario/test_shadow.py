@@ -23,7 +23,7 @@ from fairlane.scheduler.shadow.twin import Twin
 from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, TiersPolicy, WithinTenant, WithinTier
 
 HOOKS = sorted(name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_"))
-OWN = {"place", "relegated", "latest_start_s", "lease_until_tokens", "charged", "chain"}
+OWN = {"place", "relegated", "due_s", "latest_start_s", "lease_until_tokens", "chain"}
 SHADOW = PolicySnapshot(7, "5" * 64, TiersPolicy.VIP, TIERS)
 
 

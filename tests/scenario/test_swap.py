@@ -23,6 +23,8 @@ from fairlane.scheduler.tenancy import TiersPolicy
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 BATCH = [request(1, "batch", prompt=60, max_tokens=30), request(2, "batch", prompt=40, max_tokens=30)]
 GOLD = request(9, "gold", prompt=100, max_tokens=5)
+# Who is owed a minimum holds a lease against being evicted.
+WITHOUT_MIN = tuple(replace(tier, min_share=0.0) for tier in TIERS)
 
 
 def crowded(depth: int = 0, turns: int = 6, **settings: object) -> EngineDriver:
@@ -152,7 +154,8 @@ def test_a_swap_in_the_middle_of_a_recompute_leaves_the_rest_to_whom_it_was_char
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The standard request has the batch one computed again; the gold one only has it swapped, and pays for itself alone."""
-    driver = world(depth=depth, num_blocks=8, budget=32, num_host_blocks=20, prefix_caching=False)
+    size = {"num_blocks": 8, "budget": 32, "num_host_blocks": 20}
+    driver = world(tiers=WITHOUT_MIN, depth=depth, prefix_caching=False, **size)
     driver.turn()
     charged: Counter[str] = Counter()
     policy, swaps = driver.scheduler.policy, driver.scheduler.swaps
@@ -276,7 +279,8 @@ def test_what_a_failed_step_was_to_bring_back_is_not_found_in_the_prefix_cache(d
     """The step that swaps a request in is still out, and will fail, when the request is evicted again."""
 
     def evicted_on_its_way_in(**lost: object) -> tuple[EngineDriver, list[ScheduleOutput]]:
-        driver = world(depth=depth, num_blocks=8, budget=128, num_host_blocks=20, **lost)  # type: ignore[arg-type]
+        size = {"num_blocks": 8, "budget": 128, "num_host_blocks": 20}
+        driver = world(tiers=WITHOUT_MIN, depth=depth, **size, **lost)  # type: ignore[arg-type]
         seen = recorded(driver)
         driver.add(BATCH[0])
         for _ in range(6):

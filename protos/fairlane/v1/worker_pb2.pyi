@@ -70,7 +70,7 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin", "predict_output")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class PolicySnapshot(_message.Message):
     COST_FIELD_NUMBER: _ClassVar[int]
     WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
     PLUGIN_FIELD_NUMBER: _ClassVar[int]
+    PREDICT_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     tiers_policy: str
@@ -91,7 +92,8 @@ class PolicySnapshot(_message.Message):
     cost: str
     within_tenant: str
     plugin: str
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ...) -> None: ...
+    predict_output: bool
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
@@ -309,7 +311,7 @@ class DecodedTokens(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "queue_position", "started", "resumed_after_s", "token_ids", "preempted", "ended")
+    __slots__ = ("request_id", "queue_position", "started", "resumed_after_s", "token_ids", "preempted", "ended", "estimated_wait_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +319,7 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     queue_position: int
     started: StartedDelta
@@ -324,7 +327,8 @@ class Delta(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     preempted: PreemptedDelta
     ended: EndedDelta
-    def __init__(self, request_id: _Optional[int] = ..., queue_position: _Optional[int] = ..., started: _Optional[_Union[StartedDelta, _Mapping]] = ..., resumed_after_s: _Optional[float] = ..., token_ids: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Union[PreemptedDelta, _Mapping]] = ..., ended: _Optional[_Union[EndedDelta, _Mapping]] = ...) -> None: ...
+    estimated_wait_s: float
+    def __init__(self, request_id: _Optional[int] = ..., queue_position: _Optional[int] = ..., started: _Optional[_Union[StartedDelta, _Mapping]] = ..., resumed_after_s: _Optional[float] = ..., token_ids: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Union[PreemptedDelta, _Mapping]] = ..., ended: _Optional[_Union[EndedDelta, _Mapping]] = ..., estimated_wait_s: _Optional[float] = ...) -> None: ...
 
 class StartedDelta(_message.Message):
     __slots__ = ("cached_tokens", "queue_s")

@@ -17,6 +17,7 @@ import typer
 from fairlane import __version__
 from fairlane.cli import (
     bench,
+    calibrate,
     chat,
     demo,
     generate,
@@ -75,6 +76,7 @@ app.command("status")(status.status)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
 policy.app.command("plan")(policy_plan.plan)

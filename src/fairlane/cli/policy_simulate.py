@@ -32,9 +32,9 @@ def simulate(
     against: Annotated[str | None, typer.Option(metavar="POLICY2", help="A policy file to compare with.")] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Other arrivals, other lengths.")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many workers.")] = 1,
-    model_time: Annotated[
-        Path | None, typer.Option(metavar="JSON", help="Times of a step's parts. Default: 8B on an H100.")
-    ] = None,
+    shape: Annotated[
+        str, typer.Option(metavar="FILE|NAME", help="What a worker is, as `fairlane calibrate` writes it; h100-8b, h200-8b.")
+    ] = "h100-8b",
     duration: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long, as 60s. Default: the trace's length; 60s of a workload.")
     ] = None,
@@ -55,6 +55,8 @@ def simulate(
     fairlane policy simulate tenants.yaml --workload W9 --duration 30s
 
     fairlane policy simulate new.yaml --against tenants.yaml --trace yesterday.jsonl --assert promises.yaml --png promises.png
+
+    fairlane calibrate --out shape.json && fairlane policy simulate tenants.yaml --trace yesterday.jsonl --shape shape.json
     """
     with needs("server"):
         from rich.console import Console
@@ -74,7 +76,7 @@ def simulate(
             stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
     candidates = [Candidate(name, load_or_stop(name)) for name in (file, against) if name is not None]
     try:
-        asked = _asked(trace, workload, seed, workers, model_time, duration, speed)
+        asked = _asked(trace, workload, seed, workers, shape, duration, speed)
         required = None if assertions is None else load_assertions(assertions)
         placed = prepare(candidates, asked.load())
         if required is not None:
@@ -103,19 +105,17 @@ def simulate(
 
 
 def _asked(
-    trace: Path | None, workload: str | None, seed: int, workers: int, model_time: Path | None, duration: str | None, speed: float
+    trace: Path | None, workload: str | None, seed: int, workers: int, shape: str, duration: str | None, speed: float
 ) -> Asked:
     """Raises SimulationInputError."""
-    from fairlane.scheduler.simulator.shape import WorkerShape
-    from fairlane.scheduler.simulator.step_time import StepModel
+    from fairlane.scheduler.simulator.shape import shape_named
     from fairlane.simulate.runs import Asked
 
     if (trace is None) == (workload is None):
         stop(USAGE, "--trace FILE or --workload NAME, one of them, is needed")
     if not 0 < speed <= 1e6:
         stop(USAGE, f"--speed: {speed:g}: more than 0 is needed")
-    shape = WorkerShape() if model_time is None else WorkerShape(step=StepModel.load(model_time))
-    return Asked(trace, workload, seed, _seconds(duration), speed, workers, shape)
+    return Asked(trace, workload, seed, _seconds(duration), speed, workers, shape_named(shape))
 
 
 def _seconds(duration: str | None) -> float | None:

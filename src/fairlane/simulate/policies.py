@@ -34,9 +34,9 @@ class Candidate:
     def place(self, workload: Workload) -> Placed:
         """The workload under this policy, with the limits that it sets. Raises SimulationInputError."""
         tiers = sorted(self.policy.tiers.values(), key=lambda entry: -entry.tier.priority)
-        tenants = {path: node.tiers for path, node in self.policy.nodes.items() if node.tiers and node.is_tenant}
+        senders = {path: node.tiers for path, node in self.policy.nodes.items() if node.tiers}
         with_members = frozenset(path for path, node in self.policy.nodes.items() if node.members is not None)
-        placed = place(workload, PolicyTree([entry.tier.name for entry in tiers], tenants, with_members))
+        placed = place(workload, PolicyTree([entry.tier.name for entry in tiers], senders, with_members))
         limited = tuple(self._limited(request) for request in placed.workload.requests)
         return replace(placed, workload=replace(placed.workload, requests=limited))
 

@@ -22,6 +22,7 @@ from fairlane.gateway.trace.prefix import BLOCK_TOKENS, MAX_BLOCKS, prefix_ids
 from fairlane.gateway.trace.record import Record, Tape
 from fairlane.gateway.trace.recorder import REST_S, TraceRecorder, line
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
+from fairlane.scheduler.simulator.traces import load_trace
 
 KEY = b"k" * 32
 
@@ -280,6 +281,17 @@ def test_anonymous_names_tell_nodes_apart_keep_their_tree_and_say_nothing() -> N
     shop, docs, again, alice = (one["node"] for one in found)
     assert (shop == again, shop != docs, shop.split("/")[0] == docs.split("/")[0], alice.count("/")) == (True, True, True, 2)
     assert [word for word in ("acme", "shop", "docs", "saas", "alice", "tiny") if word in json.dumps(found)] == []
+
+
+@pytest.mark.parametrize("node", ["acme", "acme/shop", "acme/shop/alice"])
+@pytest.mark.parametrize("end", ["stop", "CLIENT_GONE", "QUEUE_TIMEOUT"])
+@pytest.mark.parametrize("anonymise", [False, True])
+def test_whatever_is_recorded_the_simulator_reads(tmp_path: Path, node: str, end: str, anonymise: bool) -> None:
+    ended = record(1000.0, node, end=end, output_tokens=0, max_wait_s=0.0, deadline_s=0.0, prompt=[7] * BLOCK_TOKENS)
+    file = tmp_path / "load.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in exported([ended], anonymise=anonymise)))
+    (request,) = load_trace(file).requests
+    assert (request.node.count("/"), request.tier, request.prompt_tokens) == (node.count("/"), "gold", BLOCK_TOKENS)
 
 
 def test_two_exports_give_other_anonymous_names() -> None:

@@ -15,7 +15,7 @@ from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.policies import BandPolicy, make_policy
-from fairlane.scheduler.policies.share_window import ShareWindow
+from fairlane.scheduler.policies.share_debts import ShareDebts
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.settlement import RECHECK_STEPS, Settlement
 from fairlane.scheduler.tenancy import PolicySnapshot, Tier, TiersPolicy, WithinTier
@@ -102,9 +102,11 @@ def test_columns_that_nobody_asked_for_meanwhile_end_up_in_the_right_sequences()
 # -- minimum shares ----------------------------------------------------------------------------------------------------------
 
 
-def window(driver: EngineDriver, account: str) -> tuple[int, int]:
-    served, total = driver.scheduler.policy._min._window._sums.get(account, (0, 0))  # type: ignore[attr-defined]
-    return served, total
+def counted(driver: EngineDriver, account: str) -> tuple[float, int]:
+    """What is owed to it, and all the work that counted for it."""
+    driver.scheduler.policy.begin_step(driver.clock.now())
+    debts = driver.scheduler.policy._min._debts  # type: ignore[attr-defined]
+    return debts._debts.get(account, 0.0), debts._recent.get(account, 0)
 
 
 def test_who_comes_while_every_slot_is_taken_counts_as_waiting_from_the_next_step_on() -> None:
@@ -116,15 +118,15 @@ def test_who_comes_while_every_slot_is_taken_counts_as_waiting_from_the_next_ste
     driver.add(request(3, "batch", prompt=8, max_tokens=4))
     for _ in range(10):
         driver.turn()
-    waiting = window(driver, "tier batch")
+    waiting = counted(driver, "tier batch")
     driver.abort(RequestId(3))
     for _ in range(10):
         driver.turn()
-    assert (waiting, window(driver, "tier batch")) == ((0, 10 * 2 * 20), (0, 10 * 2 * 20))
+    assert (waiting, counted(driver, "tier batch")) == ((0.2 * 400, 10 * 2 * 20), (0.2 * 400, 10 * 2 * 20))
 
 
 def test_the_lanes_decodes_count_against_who_prefills_beside_them() -> None:
-    def run() -> tuple[int, int]:
+    def run() -> tuple[float, int]:
         driver = world(
             tiers=(Tier("gold", 100), Tier("batch", 10, min_share=0.5)), max_prefill_chunk=4, num_blocks=200, check=False
         )
@@ -135,7 +137,7 @@ def test_the_lanes_decodes_count_against_who_prefills_beside_them() -> None:
         driver.add(request(4, "batch", prompt=80, max_tokens=4))
         for _ in range(10):
             driver.turn()
-        return window(driver, "tier batch")
+        return counted(driver, "tier batch")
 
     with_lane = run()
     with every_step_looks():
@@ -149,7 +151,7 @@ def test_a_vip_evicts_who_was_owed_a_minimum_soon_after_it_is_owed_no_more() -> 
         driver.add(request(number, "batch", prompt=8, max_tokens=300))
     for _ in range(6):
         driver.turn()
-    with patch.object(ShareWindow, "is_below", return_value=True):
+    with patch.object(ShareDebts, "advance", lambda self, now_s: setattr(self, "owed", frozenset({"tier batch"}))):
         driver.add(request(3, "gold", prompt=8, max_tokens=4))
         for _ in range(3):
             driver.turn()

@@ -43,7 +43,7 @@ def test_a_rate_adds_up_to_the_same_counter(weight: float, actions: list[tuple[s
             contexts = [context + 1 for context in contexts]
             step += 1
         elif action == "charge":
-            node.charge(amount, ledger)
+            node.charge(amount, ledger, 0)
             used[ledger] += amount
         elif action == "lift":
             node.lift(float(amount))

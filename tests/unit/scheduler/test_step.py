@@ -137,7 +137,7 @@ def test_a_growing_sequence_takes_blocks_from_the_lowest_ranked_and_never_from_i
 
 
 def test_a_sequence_evicted_three_times_is_immune() -> None:
-    driver = world(tiers=(GOLD, BATCH), num_blocks=8, budget=128)
+    driver = world(tiers=(GOLD, Tier("batch", 10)), num_blocks=8, budget=128)
     driver.add(request(1, "batch", prompt=100, max_tokens=20))
     for number in range(10, 16):
         driver.turn()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_world import GOLD, request, snapshot, world
 from fairlane.scheduler.driver import EngineDriver
@@ -10,7 +12,7 @@ from fairlane.scheduler.fake_executor import StepTime
 from fairlane.scheduler.output import StepResult
 from fairlane.scheduler.policies import VIPPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
-from fairlane.scheduler.policies.share_window import ShareWindow
+from fairlane.scheduler.policies.share_debts import ShareDebts
 from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
 
 
@@ -72,27 +74,77 @@ def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> No
 
 
 def test_idle_time_earns_no_claim() -> None:
-    window = ShareWindow()
-    window.advance(0.0)
-    window.set_backlogged([])
-    window.add(["gold"], 1_000_000)
-    assert not window.is_below("batch", 0.1)
-    window.set_backlogged(["batch"])
-    window.add(["gold"], 95)
-    window.add(["batch"], 5)
-    assert window.is_below("batch", 0.1)
-    assert not window.is_below("batch", 0.05)
+    debts = ShareDebts({"batch": 0.1})
+    debts.set_backlogged([])
+    debts.add(["gold"], 1_000_000)
+    debts.advance(0.0)
+    idle = debts.owed
+    debts.set_backlogged(["batch"])
+    debts.add(["gold"], 95)
+    debts.add(["batch"], 5)  # 5 of 100, a tenth is due
+    debts.advance(0.1)
+    assert (idle, debts.owed) == (frozenset(), {"batch"})
 
 
-def test_the_window_forgets_after_ten_seconds() -> None:
-    window = ShareWindow()
-    window.advance(0.0)
-    window.set_backlogged(["batch"])
-    window.add(["gold"], 100)
-    window.advance(10.0)
-    assert window.is_below("batch", 0.1)
-    window.advance(10.5)
-    assert not window.is_below("batch", 0.1)
+def test_what_is_owed_is_paid_in_full_and_no_more() -> None:
+    debts = ShareDebts({"batch": 0.1})
+    debts.set_backlogged(["batch"])
+    debts.add(["gold"], 1000)
+    debts.advance(0.0)  # owed 100
+    debts.add(["batch"], 60)
+    debts.advance(0.1)  # 106 due, 60 paid
+    debts.add(["batch"], 60)
+    owed = debts.owed
+    debts.advance(0.2)  # 112 due, 120 paid
+    assert (owed, debts.owed) == ({"batch"}, frozenset())
+
+
+def test_work_that_nobody_else_wanted_does_not_pay_for_the_overload_after_it() -> None:
+    debts = ShareDebts({"batch": 0.1})
+    debts.set_backlogged(["batch"])
+    debts.add(["batch"], 10_000)  # alone on the worker: all of it
+    debts.advance(1.0)
+    debts.add(["gold"], 1000)
+    debts.advance(1.1)
+    # 100 are due; 4 % of a tenth of 11,000 were paid in advance, not 9,900
+    assert debts.owed == {"batch"}
+
+
+def test_a_debt_that_could_not_be_paid_is_forgotten_after_ten_seconds() -> None:
+    debts = ShareDebts({"batch": 0.1})
+    debts.set_backlogged(["batch"])
+    debts.add(["gold"], 100)
+    debts.advance(0.0)
+    debts.advance(10.0)
+    before = debts.owed
+    debts.advance(10.5)
+    assert (before, debts.owed) == ({"batch"}, frozenset())
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=400),
+    share=st.sampled_from([0.05, 0.1, 0.3]),
+)
+def test_whoever_is_served_when_owed_gets_its_share_of_every_window(steps: list[tuple[int, int]], share: float) -> None:
+    """Each step: what the others take, and what the backlogged account could get beside them. It gets that, or what it is owed
+    and no more than a step more; the oracle adds up every window of ten seconds."""
+    debts = ShareDebts({"batch": share})
+    debts.set_backlogged(["batch"])
+    got = []
+    for number, (others, beside) in enumerate(steps):
+        debts.advance(number * 0.1)
+        served = max(beside, 300) if debts.owed else beside  # 300: enough to pay what any step adds
+        debts.add(["gold"], others)
+        debts.add(["batch"], served)
+        got.append((served, others + served))
+    short = []
+    for first in range(len(got)):
+        window = got[first : first + 100]
+        mine, all_of_it = sum(s for s, _ in window), sum(t for _, t in window)
+        advance = 0.04 * share * sum(t for _, t in got[max(0, first - 102) : first]) + (300 if first else 0)
+        # What was paid in advance of the window, and what its last step made due.
+        short.append(mine - (share * (all_of_it - window[-1][1]) - advance))
+    assert min(short) >= -1e-6
 
 
 def test_a_policy_swap_loses_nobody_and_an_older_generation_is_refused() -> None:

@@ -96,7 +96,7 @@ def test_a_bad_assertion_is_one_line_and_misuse(tmp_path: Path, assertion: str, 
         (("--trace", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--workload", "W1", "--duration", "soon"), '--duration: "soon"'),
         (("--workload", "W1", "--speed", "0"), "--speed: 0"),
-        (("--workload", "W1", "--model-time", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("--workload", "W1", "--shape", "/no/such/file"), "/no/such/file: there is no such file"),
         (("--workload", "W1", "--json", "/no/such/folder/x"), "--json: there is no folder"),
     ],
 )

@@ -65,7 +65,9 @@ def test_a_report_adds_up() -> None:
 
 
 TREE = PolicyTree(
-    ["gold", "silver", "batch"], {"o/a": ["gold", "batch"], "o/b": ["batch"], "o/c": ["silver"]}, frozenset({"o/c"})
+    ["gold", "silver", "batch"],
+    {"solo": ["gold", "batch"], "o/a": ["gold", "batch"], "o/b": ["batch"], "o/c": ["silver"]},
+    frozenset({"o/c"}),
 )
 
 
@@ -77,10 +79,18 @@ TREE = PolicyTree(
         ("o/b", "vip", ("o/b", "batch")),  # which that tenant may not use
         ("o/c/m1", "silver", ("o/c/m1", "silver")),  # a member
         ("o/a/m1", "gold", ("o/a", "gold")),  # of a tenant that has none
-        ("x/y", "low", ("o/a", "batch")),  # a stranger becomes one that may use the lowest tier
+        ("solo", "gold", ("solo", "gold")),  # an organisation that sends requests of its own
+        ("solo/x", "gold", ("o/a", "gold")),  # which is no tenant of it
+        ("x/y", "low", ("o/a", "batch")),  # a stranger becomes a tenant that may use the lowest tier
     ],
 )
 def test_requests_are_dealt_to_the_policys_own(node: str, tier: str, expected: tuple[str, str]) -> None:
     workload = Workload("w", (SimRequest(0, node, tier, 1, 1),), ("vip", "low"), 1.0)
     placed = place(workload, TREE).workload.requests[0]
     assert (placed.node, placed.tier) == expected
+
+
+def test_where_only_organisations_send_strangers_become_those() -> None:
+    workload = Workload("w", (SimRequest(0, "x/y", "t", 1, 1),), ("t",), 1.0)
+    placed = place(workload, PolicyTree(["t"], {"solo": ["t"]})).workload.requests[0]
+    assert (placed.node, placed.tier) == ("solo", "t")

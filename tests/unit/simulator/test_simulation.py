@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from random import Random
 
@@ -118,6 +119,16 @@ def test_a_request_alone_takes_the_time_of_its_steps_and_the_way_there_and_back(
     assert (outcome.ttft_s, outcome.tpot_s) == (pytest.approx(first_s), pytest.approx(0.011))
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_first_token_counts_when_one_token_of_the_prompt_was_left_for_the_last_step(depth: int) -> None:
+    # That step looks like a decode, and its token comes as decodes' tokens do.
+    model = StepModel(fixed_s=0.01, sequence_s=0, weights_s=0, token_s=0.001, context_s=0, attention_s=0)
+    shape = WorkerShape(step=model, max_num_seqs=4, max_num_batched_tokens=50, network_s=0.002, depth=depth)
+    workload = Workload("one", (SimRequest(1.0, "o/t0", "gold", 101, 5),), ("gold",), 100.0)
+    outcome = run(workload, TiersPolicy.FCFS, shape).outcomes[0]
+    assert (outcome.ttft_s, outcome.tpot_s) == (pytest.approx(0.002 + 2 * 0.06 + 0.011 + 0.002), pytest.approx(0.011))
+
+
 def test_a_cancelled_request_ends_when_its_client_gives_up() -> None:
     workload = Workload("gone", (SimRequest(0.0, "o/t0", "gold", 16, 100_000, cancel_after_s=1.0),), ("gold",), 10.0)
     outcome = run(workload, TiersPolicy.FCFS, replace(SMALL, num_blocks=10_000)).outcomes[0]
@@ -135,3 +146,16 @@ def test_a_shared_prefix_is_computed_once() -> None:
     asked = [SimRequest(float(number), "o/t0", "gold", 1040, 2, prefix=(4, 1 << 47)) for number in range(3)]
     counts = run(Workload("p", tuple(asked), ("gold",), 100.0), TiersPolicy.FCFS).counts[Account("o/t0", "gold")]
     assert (counts.prompt, counts.cached) == (1040 + 2 * 16, 2 * 1024)
+
+
+@pytest.mark.parametrize("policy", list(TiersPolicy))
+def test_requests_leave_no_cycles_so_that_nobody_has_to_look_for_them(policy: TiersPolicy) -> None:
+    simulation = Simulation(mixed(500), snapshot(policy), replace(SMALL, num_host_blocks=50))
+    gc.collect()
+    gc.disable()
+    try:
+        simulation.run()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found < 500  # the trees of the policies that were replaced

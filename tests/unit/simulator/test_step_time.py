@@ -1,15 +1,16 @@
-"""The step model against arithmetic on paper, and its file."""
+"""The step model against arithmetic on paper, and the file of a worker's shape that it lies in."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from fairlane.scheduler.simulator.errors import SimulationInputError
+from fairlane.scheduler.simulator.shape import WorkerShape, shape_named
 from fairlane.scheduler.simulator.step_time import StepModel
+from fairlane.scheduler.step_work import work_of
 
 MODEL = StepModel(fixed_s=1.0, sequence_s=0.1, weights_s=10.0, token_s=0.5, context_s=0.001, attention_s=0.01, swap_block_s=2.0)
 
@@ -25,30 +26,50 @@ MODEL = StepModel(fixed_s=1.0, sequence_s=0.1, weights_s=10.0, token_s=0.5, cont
     ],
 )  # fmt: skip
 def test_a_step_takes_the_sum_of_six_terms(asked: tuple[int, int, list[tuple[int, int]], int], expected: float) -> None:
-    assert MODEL.seconds(*asked) == pytest.approx(expected)
+    assert MODEL.seconds(work_of(*asked)) == pytest.approx(expected)
 
 
-def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(asdict(MODEL)))
-    assert StepModel.load(file) == MODEL
+def test_a_shape_comes_back_from_its_file(tmp_path: Path) -> None:
+    shape = WorkerShape(MODEL, 99, 8, 7, 6, 5, 400, 300, 2000, 2, 0.25)
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(shape.document({"model": "tiny"})))
+    assert (WorkerShape.load(file), shape_named(str(file))) == (shape, shape)
+
+
+def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "shape.json"
+    file.write_text('{"step": {"token_s": 1e-5}, "num_blocks": 5}')
+    assert WorkerShape.load(file) == WorkerShape(StepModel(token_s=1e-5), num_blocks=5)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"fixed": 1}', "unknown key 'fixed'"),
-        ('{"token_s": "fast"}', "token_s: 'fast': a number of seconds is needed"),
-        ('{"token_s": -1}', "token_s: -1: a number of seconds, at least 0, is needed"),
-        ('{"token_s": NaN}', "token_s: nan"),
-        ("[1]", "a JSON object"),
+        ('{"step": {"fixed": 1}}', "unknown key 'fixed'"),
+        ('{"step": {"token_s": "fast"}}', "token_s: 'fast': a number of seconds is needed"),
+        ('{"step": {"token_s": -1}}', "token_s: -1: a number of seconds, at least 0, is needed"),
+        ('{"step": {"token_s": NaN}}', "token_s: nan"),
+        ('{"step": {"fixed_s": 0, "weights_s": 0}}', "a step must take some time"),
+        ('{"step": 3}', "an object with fixed_s"),
+        ('{"token_s": 1}', "unknown key 'token_s': one of step"),
+        ('{"num_blocks": 0}', "num_blocks: 0: a whole number, at least 1, is needed"),
+        ('{"num_blocks": 1.5}', "num_blocks: 1.5: a whole number"),
+        ('{"depth": 3}', "depth: 3: a whole number, from 0 to 2, is needed"),
+        ('{"network_s": -1}', "network_s: -1: a number of seconds, at least 0, is needed"),
+        ('{"max_num_seqs": 9, "max_num_batched_tokens": 8}', "max_num_batched_tokens (8) must be at least max_num_seqs (9)"),
+        ("[1]", "an object with step"),
         ("{", "is not JSON"),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, complaint: str) -> None:
-    file = tmp_path / "model.json"
+    file = tmp_path / "shape.json"
     file.write_text(text)
     with pytest.raises(SimulationInputError) as error:
-        StepModel.load(file)
+        WorkerShape.load(file)
     message = str(error.value)
-    assert (message.startswith(f"{file}: "), complaint in message, "\n" in message) == (True, True, False)
+    assert (message.startswith(f"{file}: "), complaint in message, "\n" in message) == (True, True, False), message
+
+
+def test_a_shape_that_is_neither_known_nor_a_file_is_said_to_be() -> None:
+    with pytest.raises(SimulationInputError, match=r"^tpu: there is no such file.*h100-8b, h200-8b, is needed"):
+        shape_named("tpu")

@@ -73,10 +73,12 @@ def test_a_snapshot_carries_shares_and_the_gap() -> None:
         preempt_gap_ms=50,
         cost="kv_time",
         within_tenant="deadline",
+        predict_output=True,
         tiers=[pb.TierSpec(name="a", shaping="off", ttft_target_s=0.3)],
         nodes=[node],
     )
     snapshot = snapshot_from_wire(wire)
     assert (snapshot.within_tier, snapshot.preempt_gap_ms, snapshot.cost) == (WithinTier.FAIR, 50, CostName.KV_TIME)
     assert (snapshot.within_tenant, snapshot.tiers) == (WithinTenant.DEADLINE, (Tier("a", 0, ttft_target_s=0.3),))
+    assert snapshot.predict_output
     assert snapshot.nodes == (NodeShare("a/b", 2, 0.25, 3, 0.5, 1),)

@@ -1,0 +1,171 @@
+"""The two sides of bench_replay.py: a load on the real worker under a policy, and its recording in the simulator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from fairlane.clock import Clock
+from fairlane.gateway.policy.loader import load_policy_text
+from fairlane.gateway.trace.export import export
+from fairlane.gateway.trace.record import Record
+from fairlane.gateway.trace.recorder import line
+from fairlane.scheduler.driver import EngineDriver
+from fairlane.scheduler.executor import Executor
+from fairlane.scheduler.request import Request, RequestId, SamplingParams
+from fairlane.scheduler.simulator.report import percentile
+from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.simulation import Simulation
+from fairlane.scheduler.simulator.traces import load_trace
+from fairlane.simulate.policies import Candidate
+from fairlane.worker.config import WorkerConfig
+from fairlane.worker.executors import limits_of
+
+POLICY = """version: 1
+scheduler: {{tiers: {tiers}, within_tier: fair}}
+tiers:
+  gold: {{priority: 100, shaping: balanced}}
+  standard: {{priority: 50, min: 10%, patience: 60s}}
+  batch: {{priority: 10, min: 5%, patience: 10m}}
+organisations:
+  shop: {{weight: 2, tenants: {{checkout: {{tiers: [gold]}}, search: {{tiers: [standard]}}}}}}
+  lab: {{tiers: [batch]}}
+"""
+POLICIES = ("fcfs", "vip", "fair")
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Requests of one node: count of them, evenly but for some chance over [start_s, end_s) of the clock."""
+
+    node: str
+    tier: str
+    count: int
+    start_s: float
+    end_s: float
+    prompt: int
+    output: int
+
+
+# More than the worker can do for most of the run, so that who waits is decided by the policy; about 18 s of work.
+LOAD = (
+    Flow("lab", "batch", 36, 0.0, 3.0, 120, 32),
+    Flow("shop/search", "standard", 34, 0.0, 9.0, 64, 12),
+    Flow("shop/checkout", "gold", 40, 0.5, 12.0, 48, 8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request as its client saw it, in seconds from the start of its load."""
+
+    load: int
+    tier: str
+    arrival_s: float
+    ttft_s: float
+    ended_s: float
+    tokens: int
+    preemptions: int
+
+
+def candidate(tiers: str) -> Candidate:
+    return Candidate(tiers, load_policy_text(POLICY.format(tiers=tiers).encode(), f"{tiers}.yaml"))
+
+
+def requests(load: int, start_s: float, vocab_size: int) -> list[Request]:
+    """Lengths vary by a third about the flow's."""
+    rng = random.Random(load)
+    found: list[Request] = []
+    for flow in LOAD:
+        gap_s = (flow.end_s - flow.start_s) / flow.count
+        for number in range(flow.count):
+            arrival_s = start_s + flow.start_s + (number + rng.random()) * gap_s
+            prompt = tuple(rng.randrange(vocab_size) for _ in range(round(flow.prompt * rng.uniform(0.67, 1.33))))
+            output = round(flow.output * rng.uniform(0.67, 1.33))
+            found.append(
+                Request(
+                    RequestId(len(found)),
+                    flow.node,
+                    flow.tier,
+                    prompt,
+                    output,
+                    SamplingParams(temperature=0.0),
+                    cache_domain=f"tenant:{flow.node}",
+                    arrival_s=arrival_s,
+                )
+            )
+    return found
+
+
+def serve(executor: Executor, config: WorkerConfig, clock: Clock, policy: Candidate, load: int) -> tuple[list[Served], list[str]]:
+    """The load on the real engine; what each request got, and the recording as the gateway's recorder writes it."""
+    limits = limits_of(config, executor.info.max_model_len)
+    driver = EngineDriver(executor, clock, policy.snapshot(), limits, depth=config.pipeline_depth)
+    start_s = clock.now()
+    asked = requests(load, start_s, executor.info.vocab_size)
+    driver.add_at_arrival(asked)
+    driver.run_until_idle()
+    served, lines = [], []
+    for request in asked:
+        found = driver.transcripts[request.request_id]
+        if found.first_token_s is None or found.ended_s is None or found.ended is None:
+            raise RuntimeError(f"request {request.request_id} got no token: {found.ended}")
+        ttft_s, end_s = found.first_token_s - request.arrival_s, found.ended_s - request.arrival_s
+        tokens, preemptions = len(found.token_ids), found.ended.preemptions
+        arrival_s = request.arrival_s - start_s
+        served.append(Served(load, request.tier, arrival_s, ttft_s, arrival_s + end_s, tokens, preemptions))
+        record = Record(
+            at=1e9 + arrival_s, node=request.tenant, tier=request.tier, model=executor.info.model,
+            prompt=request.prompt_token_ids, domain=request.cache_domain, max_tokens=request.max_tokens,
+            output_tokens=tokens, ttft_s=ttft_s, end_s=end_s, end=found.ended.reason.value, preemptions=preemptions,
+        )  # fmt: skip
+        lines.append(line(record, b"k" * 32))
+    return served, lines
+
+
+def exported(lines: Iterable[str], file: Path) -> Path:
+    """The trace that `fairlane trace export` makes of a recording."""
+
+    def skipped(path: Path, number: int) -> None:
+        raise RuntimeError(f"the recorder wrote a line that is no record: {number}")
+
+    numbered = [(file, number, text) for number, text in enumerate(lines, 1)]
+    file.write_text("".join(f"{one}\n" for one in export(numbered, skipped=skipped)))
+    return file
+
+
+def simulate(load: int, trace: Path, policy: Candidate, shape: WorkerShape) -> list[Served]:
+    """The trace under a policy, to the last request's end."""
+    placed = policy.place(load_trace(trace))
+    if placed.renamed:
+        raise RuntimeError(f"the policy does not have {list(placed.renamed)}")
+    simulation = Simulation(placed.workload, policy.snapshot(), replace(shape, network_s=0.0))
+    result = simulation.run(duration_s=1e6)
+    served = []
+    for outcome in result.outcomes:
+        asked, ttft_s, ended_s = outcome.planned.asked, outcome.ttft_s, outcome.ended_s
+        if ttft_s is None or ended_s is None:
+            raise RuntimeError(f"request {outcome.planned.number} did not end in the simulator")
+        served.append(Served(load, asked.tier, asked.arrival_s, ttft_s, ended_s, asked.output_tokens, outcome.preemptions))
+    return served
+
+
+def figures(served: Sequence[Served]) -> dict[tuple[str, str], float]:
+    """By tier and name: seconds to the first token, and the mean over loads of output tokens a second from the tier's first
+    arrival to its last end."""
+    found: dict[tuple[str, str], float] = {}
+    for tier in dict.fromkeys(one.tier for one in served):
+        own = [one for one in served if one.tier == tier]
+        waits = [one.ttft_s for one in own]
+        found[tier, "TTFT p50"] = percentile(waits, 0.5)
+        found[tier, "TTFT p99"] = percentile(waits, 0.99)
+        found[tier, "tokens/s"] = fmean(_rate([one for one in own if one.load == load]) for load in {one.load for one in own})
+    return found
+
+
+def _rate(served: Sequence[Served]) -> float:
+    seconds = max(one.ended_s for one in served) - min(one.arrival_s for one in served)
+    return sum(one.tokens for one in served) / seconds
