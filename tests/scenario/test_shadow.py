@@ -75,6 +75,7 @@ def policies(draw: st.DrawFn) -> PolicySnapshot:
         draw(st.sampled_from([None, 20.0])),
         CostName.TOKENS,
         draw(st.sampled_from(WithinTenant)),
+        predict_output=draw(st.booleans()),
     )
 
 
@@ -110,17 +111,13 @@ WORLDS = st.fixed_dictionaries(
 def run(
     in_force: PolicySnapshot, shadow: PolicySnapshot | None, asked: list[Request], aborts: dict[int, float], options: Any
 ) -> Any:
-    options = {
-        "policy": in_force.tiers_policy,
-        "tiers": in_force.tiers,
-        "within": in_force.within_tier,
-        "nodes": in_force.nodes,
-        "gap_ms": in_force.preempt_gap_ms,
-        "within_tenant": in_force.within_tenant,
-        **options,
-    }
-    driver = world(**options) if shadow is None else shadowed(shadow, **options)
+    driver = world(**options)
+    driver.apply(in_force)
     driver.turn()
+    if shadow is not None:
+        driver.shadow(shadow)
+        driver.turn()
+    assert not driver.refusals
     driver.add_at_arrival(asked)
     for number, at_s in aborts.items():
         driver.at(at_s, Abort(RequestId(number)))
@@ -163,7 +160,7 @@ def test_a_shadow_that_raises_at_any_hook_is_switched_off_and_nobody_notices(
         request(number, tier, prompt=10 + 5 * number, max_tokens=12, arrival_s=0.02 * number, tenant=f"a/{number % 2}")
         for number, tier in zip(range(1, 13), ["batch", "standard", "gold"] * 4, strict=True)
     ]
-    in_force = PolicySnapshot(1, "0" * 64, TiersPolicy.FCFS, TIERS)
+    in_force = PolicySnapshot(2, "2" * 64, TiersPolicy.FCFS, TIERS)
     options: dict[str, Any] = {"num_blocks": 14, "max_num_seqs": 4}
     without = run(in_force, None, asked, {}, options)
     driver = shadowed(SHADOW, policy=TiersPolicy.FCFS, **options)
