@@ -107,6 +107,7 @@ class Engine:
         self._in_flight: deque[tuple[int, Any]] = deque()
         self._timers: list[tuple[float, RequestId]] = []
         self._snapshot: PolicySnapshot | None = None
+        self._shadowed: PolicySnapshot | None = None  # as it was asked for
         self._tier_names: frozenset[str] = frozenset()
         self._running = True
         self.stats: SchedulerStats = scheduler.stats()
@@ -150,7 +151,9 @@ class Engine:
             case ApplyPolicy(snapshot, applied):
                 applied(self._apply(snapshot))
             case ShadowPolicy(snapshot, applied):
-                applied(self._shadow(snapshot))
+                refusal = self._shadow(snapshot)
+                self.stats = self._scheduler.stats()  # before the answer, so that nobody takes old counts for the new shadow's
+                applied(refusal)
             case Explain(request_id, answer):
                 answer(explain(self._scheduler, self._snapshot or NO_POLICY, request_id, self._clock.now()))
             case Stop():
@@ -190,9 +193,16 @@ class Engine:
         return ""
 
     def _shadow(self, shadow: PolicySnapshot | None) -> str:
+        running = self._scheduler.shadow
+        if running is not None and not running.fault and shadow == self._shadowed:
+            return ""  # a gateway that reconnected
         if shadow is None:
+            self._shadowed = None
             stop_shadow(self._scheduler)
             return ""
+        return self._start_shadow(shadow)
+
+    def _start_shadow(self, shadow: PolicySnapshot) -> str:
         in_force = NO_POLICY if self._snapshot is None else self._snapshot
         names = {tier.name for tier in shadow.tiers}
         missing = tuple(tier for tier in in_force.tiers if tier.name not in names)  # live requests have them
@@ -200,11 +210,12 @@ class Engine:
             start_shadow(self._scheduler, replace(shadow, tiers=(*shadow.tiers, *missing)), self._clock.now())
         except (PolicyUnavailable, ShadowRefused) as error:
             return str(error)
+        self._shadowed = shadow
         return ""
 
     def _compare_anew(self, shadow: Shadow) -> None:
         """Another policy is in force: what was counted against the one before is over."""
-        refusal = shadow.fault or self._shadow(shadow.snapshot)
+        refusal = shadow.fault or self._start_shadow(self._shadowed or shadow.snapshot)
         if refusal:
             shadow.end(refusal)
             self._scheduler.shadow = shadow  # told of nothing any more, but there to say why

@@ -27,6 +27,7 @@ from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
 from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
@@ -229,6 +230,8 @@ class Scheduler:
         """
         if not self._sequences:
             return None
+        if self.shadow is not None and self.shadow.fault:
+            self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
         self.lane.change(self.policy)

@@ -15,6 +15,7 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine
 from fairlane.worker.boxes import Closed, Connection, Received, WorkerBoxes
+from fairlane.worker.shadow_wire import report_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             waiting_by_node=_counts(stats.waiting_by_node),
             blocks_by_domain=_counts(stats.blocks_by_domain),
             step_running_s=0.0 if started_s is None else self._clock.now() - started_s,
+            shadow=None if stats.shadow is None else report_to_wire(stats.shadow),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.policies import make_policy
@@ -19,7 +21,9 @@ class ShadowRefused(Exception):
     """This policy cannot be a shadow of the one in force; the text says why."""
 
 
-def start_shadow(scheduler: Scheduler, snapshot: PolicySnapshot, now_s: float) -> None:
+def start_shadow(
+    scheduler: Scheduler, snapshot: PolicySnapshot, now_s: float, timer: Callable[[], float] = time.perf_counter
+) -> None:
     """From now on the snapshot's policy is told of everything and obeyed in nothing. It starts with the counters of the policy in
     force, as it would if it were applied. Needs every tier that live requests have. Raises PolicyUnavailable and ShadowRefused,
     and an earlier shadow stays then."""
@@ -33,7 +37,7 @@ def start_shadow(scheduler: Scheduler, snapshot: PolicySnapshot, now_s: float) -
     scheduler.holding.accrue(scheduler.running, scheduler.lane, scheduler.policy, scheduler.cost, now_s)
     scheduler.lane.leave(scheduler.lane.members, scheduler.policy)  # they are charged by what a policy was told when they joined
     scheduler.settlement = None
-    shadow = Shadow(policy, snapshot, World(scheduler), now_s)
+    shadow = Shadow(policy, snapshot, World(scheduler), now_s, timer)
     for sequence in sorted(scheduler.sequences(), key=lambda sequence: sequence.place):
         if sequence.status is SequenceStatus.WAITING:
             shadow.tell(shadow.state.push, sequence, sequence.queued_at_s)

@@ -82,6 +82,7 @@ class Judge:
             self._admissions(facts)
         self._pauses(facts)
         self._cuts(facts)
+        self.counts.end_step()
 
     # -- who gets in ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@ done in it. It lives in the world that the policy in force makes: who really run
 on its own. So a count says how often the two would have parted ways, not what the other way would have led to; that is the
 simulator's to say.
 
-The first exception, answer that cannot be right, or call that takes too long ends it, and nothing else.
+The first exception, answer that cannot be right, or call that takes too long ends it, and nothing else; so does taking more than
+MAX_PART of the engine's time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairlane.scheduler.policies.base import BatchView, Policy, StepPlan
+from fairlane.scheduler.policies.fcfs import FCFSPolicy
 from fairlane.scheduler.policies.guard import SLOW_S, GuardedPolicy
 from fairlane.scheduler.request import Sequence
-from fairlane.scheduler.shadow.differences import Difference, Kind
+from fairlane.scheduler.shadow.differences import Difference, Kind, Row
 from fairlane.scheduler.shadow.facts import World
 from fairlane.scheduler.shadow.judge import LAST_STEPS, Judge
 from fairlane.scheduler.shadow.state import ShadowState
@@ -28,20 +30,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The most of the engine's thread that it may take, over WINDOW_S.
+MAX_PART = 0.25
+WINDOW_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class ShadowReport:
     """One moment of a shadow. fault: what ended it; empty while it runs. spent_s: of the engine's thread, over `over_s`
-    seconds."""
+    seconds. steps: that it has seen; different_steps: those in which it would have done anything differently."""
 
     sha256: str
     fault: str
     over_s: float
     spent_s: float
     steps: int
+    different_steps: int
     admissions: int
     evictions: int
     totals: list[tuple[Kind, str, int]]
+    rows: list[Row]
     named: list[Difference]
 
 
@@ -65,6 +73,8 @@ class Shadow:
         self._world = world
         self._timer = timer
         self._spent_s = 0.0
+        self._window_s = timer()  # when the window began, and what had been spent then
+        self._spent_before_s = 0.0
 
     def tell(self, what: Callable[..., Any], *arguments: Any) -> None:
         """Calls what(*arguments), unless the shadow has ended; it ends if that fails."""
@@ -76,18 +86,33 @@ class Shadow:
         except Exception as error:
             log.error("the shadow policy failed in %s", what.__name__, exc_info=error)
             self.end(f"{what.__name__} raised {type(error).__name__}: {error}")
-        elapsed_s = self._timer() - started_s
-        self._spent_s += elapsed_s
-        if elapsed_s > SLOW_S:
+        now_s = self._timer()
+        self._spent_s += now_s - started_s
+        if now_s - started_s > SLOW_S:
             self.end(f"{what.__name__} took longer than {SLOW_S:g} s")
+        if now_s - self._window_s >= WINDOW_S:
+            self._check_part(now_s)
         if self._guard is not None and self._guard.fault:
             self.end(self._guard.fault)
 
+    def _check_part(self, now_s: float) -> None:
+        """Once a window."""
+        part = (self._spent_s - self._spent_before_s) / (now_s - self._window_s)
+        self._window_s, self._spent_before_s = now_s, self._spent_s
+        if part > MAX_PART:
+            self.end(f"it took {part:.0%} of the engine's time, more than {MAX_PART:.0%}")
+
     def end(self, fault: str) -> None:
-        """Switched off, loudly. Ending it again changes nothing."""
-        if not self.fault:
-            self.fault = fault
-            log.error("the shadow policy is switched off: %s; live requests are not concerned", fault)
+        """Switched off, loudly; what it has counted stays. Ending it again changes nothing."""
+        if self.fault:
+            return
+        self.fault = fault
+        log.error("the shadow policy is switched off: %s; live requests are not concerned", fault)
+        counts, steps = self._judge.counts, self.state.num_steps
+        self.state = ShadowState(FCFSPolicy(self.snapshot), self.snapshot)  # an empty one: the requests it knew may end
+        self.state.num_steps = steps
+        self._judge = Judge(self.state, self._world)
+        self._judge.counts = counts
 
     def evicted(self, gainer: Sequence, victim: Sequence) -> None:
         """For rank, and before anything about the victim has changed."""
@@ -148,8 +173,10 @@ class Shadow:
             over_s=now_s - self._since_s,
             spent_s=self._spent_s,
             steps=self.state.num_steps,
+            different_steps=counts.steps,
             admissions=counts.admissions,
             evictions=counts.evictions,
             totals=counts.totals(),
+            rows=counts.rows(),
             named=counts.named(),
         )
