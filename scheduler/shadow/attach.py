@@ -25,8 +25,8 @@ def start_shadow(
     scheduler: Scheduler, snapshot: PolicySnapshot, now_s: float, timer: Callable[[], float] = time.perf_counter
 ) -> None:
     """From now on the snapshot's policy is told of everything and obeyed in nothing. It starts with the counters of the policy in
-    force, as it would if it were applied. Needs every tier that live requests have. Raises PolicyUnavailable and ShadowRefused,
-    and an earlier shadow stays then."""
+    force, as it would if it were applied; nothing of what is in force changes, so that no step is another for it. Needs every
+    tier that live requests have. Raises PolicyUnavailable and ShadowRefused, and an earlier shadow stays then."""
     if snapshot.cost is not scheduler.cost.name:
         raise ShadowRefused(
             f"cost: {snapshot.cost.value} cannot be shadowed while {scheduler.cost.name.value} is in force: "
@@ -34,15 +34,16 @@ def start_shadow(
         )
     policy = make_policy(snapshot, without_shadow(scheduler.policy))
     stop_shadow(scheduler)
-    scheduler.holding.accrue(scheduler.running, scheduler.lane, scheduler.policy, scheduler.cost, now_s)
-    scheduler.lane.leave(scheduler.lane.members, scheduler.policy)  # they are charged by what a policy was told when they joined
-    scheduler.settlement = None
+    lane = scheduler.lane
+    lane.settle()
     shadow = Shadow(policy, snapshot, World(scheduler), now_s, timer)
     for sequence in sorted(scheduler.sequences(), key=lambda sequence: sequence.place):
         if sequence.status is SequenceStatus.WAITING:
             shadow.tell(shadow.state.push, sequence, sequence.queued_at_s)
         else:
-            shadow.tell(shadow.state.adopt, sequence)
+            charged = lane.charged(sequence) if sequence.steady_until else sequence.charged
+            shadow.tell(shadow.state.adopt, sequence, charged)
+    lane.tell_decoding(lambda payer, change, tokens: shadow.tell(shadow.state.decoding, payer, change, tokens))
     scheduler.shadow = shadow
     scheduler.policy = Tee(scheduler.policy, shadow)
 

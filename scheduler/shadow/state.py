@@ -90,11 +90,13 @@ class ShadowState:
         self.admitted.append(twin)
         return twin
 
-    def adopt(self, sequence: Sequence) -> None:
-        """It runs already, as the shadow begins."""
+    def adopt(self, sequence: Sequence, charged: list[int]) -> None:
+        """It runs already, as the shadow begins. charged: until now."""
         twin = self._twins[sequence.request_id] = Twin(sequence)
+        twin.charged_before = ReadOnly(charged.copy())
         self.caps.add(sequence.request.tenant)
         self.policy.adopt(twin)
+        twin.charged_before = None
 
     def release(self, sequence: Sequence) -> None:
         """It ends running, or, within a step, is evicted and will be pushed."""

@@ -80,7 +80,7 @@ class Tee:
 
     def adopt(self, sequence: Sequence) -> None:
         self.active.adopt(sequence)
-        self._tell(self._state.adopt, sequence)
+        self._tell(self._state.adopt, sequence, sequence.charged)
 
     def on_release(self, sequence: Sequence) -> None:
         self.active.on_release(sequence)

@@ -36,8 +36,8 @@ class Twin(Sequence):
         self._live = live
         self._tokens = ReadOnly(live.token_ids)
         self.place = live.place
-        self.relegated = False
-        self.due_s = self.latest_start_s = 0.0
+        self.relegated = live.relegated
+        self.due_s, self.latest_start_s = live.due_s, live.latest_start_s
         self.lease_until_tokens = live.lease_until_tokens
         self.charged_before: ReadOnly | None = None
         self.let_in_step = self.evicts_step = -1

@@ -13,12 +13,24 @@ from hypothesis import strategies as st
 
 from engine_world import BATCH, GOLD, STANDARD, TIERS, request, world
 from fairlane.scheduler.driver import EngineDriver, Transcript
-from fairlane.scheduler.engine import Abort
+from fairlane.scheduler.engine import Abort, ShadowPolicy
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.policies.vip import VIPPolicy
 from fairlane.scheduler.request import Payer, Request, RequestId, Sequence
-from fairlane.scheduler.shadow.differences import MAX_NAMED, MAX_PAIRS, NOBODY, Difference, Differences, Kind
+from fairlane.scheduler.shadow.attach import start_shadow
+from fairlane.scheduler.shadow.differences import (
+    MAX_NAMED,
+    MAX_PAIRS,
+    MAX_PARTIES,
+    MAX_ROWS,
+    NOBODY,
+    Difference,
+    Differences,
+    Kind,
+    Row,
+)
 from fairlane.scheduler.shadow.shadow import ShadowReport
+from fairlane.scheduler.shadow.tee import Tee
 from fairlane.scheduler.shadow.twin import Twin
 from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, TiersPolicy, WithinTenant, WithinTier
 
@@ -109,12 +121,20 @@ WORLDS = st.fixed_dictionaries(
 
 
 def run(
-    in_force: PolicySnapshot, shadow: PolicySnapshot | None, asked: list[Request], aborts: dict[int, float], options: Any
+    in_force: PolicySnapshot,
+    shadow: PolicySnapshot | None,
+    asked: list[Request],
+    aborts: dict[int, float],
+    options: Any,
+    between: tuple[float, ...] = (),
 ) -> Any:
+    """between: when the shadow comes, and goes; empty: it is there from the start."""
     driver = world(**options)
     driver.apply(in_force)
     driver.turn()
-    if shadow is not None:
+    for time_s, snapshot in zip(between, (shadow, None), strict=False):
+        driver.at(time_s, Abort(RequestId(99)) if shadow is None else ShadowPolicy(snapshot, driver.refusals.append))
+    if shadow is not None and not between:
         driver.shadow(shadow)
         driver.turn()
     assert not driver.refusals
@@ -138,6 +158,34 @@ def test_live_requests_get_the_same_at_the_same_time_whatever_the_shadow(
     assert report_of(beside).fault == ""
     assert beside.scheduler.shadow is not None
     assert not beside.scheduler.shadow.state._twins  # nothing is kept of what has ended
+    assert outcome(beside) == outcome(without)
+
+
+@settings(max_examples=150, deadline=None)
+@given(policies(), policies(), requests(), st.floats(0, 0.6), st.floats(0, 0.6), WORLDS)
+def test_one_that_comes_and_goes_in_the_midst_of_traffic_is_not_noticed_either(
+    in_force: PolicySnapshot,
+    shadow: PolicySnapshot,
+    asked: list[Request],
+    begins_s: float,
+    lasts_s: float,
+    options: dict[str, Any],
+) -> None:
+    between = (begins_s, begins_s + lasts_s)
+    without = run(in_force, None, asked, {}, options, between)
+    beside = run(in_force, shadow, asked, {}, options, between)
+    assert set(beside.refusals) <= {""}
+    assert (beside.scheduler.shadow, outcome(beside)) == (None, outcome(without))
+
+
+@pytest.mark.parametrize("begins_s", [0.05, 0.1, 0.15, 0.2, 0.25])
+def test_its_coming_does_not_make_anybody_look_sooner_who_may_be_evicted(begins_s: float) -> None:
+    """One slot, two tenants, θ: who may evict whom is looked at only now and then while all just decode."""
+    in_force = PolicySnapshot(7, "5" * 64, TiersPolicy.FAIR, (GOLD,), preempt_gap_ms=20.0)
+    asked = [request(number, "gold", tenant=tenant, max_tokens=120) for number, tenant in ((1, "a/x"), (2, "b/z"))]
+    options = {"max_num_seqs": 4, "max_resident": 1}
+    without, beside = (run(in_force, shadow, asked, {}, options, (begins_s,)) for shadow in (None, SHADOW))
+    assert without.scheduler.num_preemptions > 0
     assert outcome(beside) == outcome(without)
 
 
@@ -238,13 +286,26 @@ AMPLE = st.fixed_dictionaries(
 
 
 @settings(max_examples=150, deadline=None)
-@given(policies(), requests(), st.dictionaries(st.integers(1, 20), st.floats(0, 1.0), max_size=4), AMPLE)
+@given(
+    policies(),
+    requests(),
+    st.dictionaries(st.integers(1, 20), st.floats(0, 1.0), max_size=4),
+    AMPLE,
+    st.one_of(st.just(()), st.tuples(st.floats(0, 0.6))),
+)
 def test_a_policy_beside_itself_differs_in_nothing_where_nobody_is_evicted(
-    policy: PolicySnapshot, asked: list[Request], aborts: dict[int, float], options: dict[str, Any]
+    policy: PolicySnapshot,
+    asked: list[Request],
+    aborts: dict[int, float],
+    options: dict[str, Any],
+    begins_s: tuple[float, ...],
 ) -> None:
-    """Where callers do not use `order`, whose exchange of places inside one step the shadow sees a step late."""
-    driver = run(policy, policy, [replace(one, order=0) for one in asked], aborts, options)
-    assert named(driver) == {}
+    """Where callers do not use `order`, whose exchange of places inside one step the shadow sees a step late. It may begin in the
+    midst of traffic where the policy does not go by guesses of its own, which it would make anew then."""
+    guesses = policy.within_tenant is WithinTenant.DEADLINE or policy.predict_output
+    begins_s = () if guesses else begins_s
+    driver = run(policy, policy, [replace(one, order=0) for one in asked], aborts, options, begins_s)
+    assert (named(driver), report_of(driver).different_steps) == ({}, 0)
 
 
 # -- compared with another ---------------------------------------------------------------------------------------------------
@@ -383,6 +444,101 @@ def test_requests_of_a_tier_that_it_does_not_have_are_followed_all_the_same() ->
     driver.add(request(1, "batch"))
     driver.run_until_idle()
     assert (report_of(driver).fault, report_of(driver).admissions) == ("", 1)
+
+
+class Stopwatch:
+    """Every look at it takes tick_s."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.now_s = 0.0
+        self.tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "fault"),
+    [
+        (0.02, 0.08, ""),
+        (0.03, 0.07, "it took 30% of the engine's time, more than 25%"),
+        (1.5, 9.0, "begin_step took longer than 1 s"),
+    ],
+)
+def test_one_that_takes_too_much_of_the_engines_time_is_switched_off(own_s: float, others_s: float, fault: str) -> None:
+    watch = Stopwatch(own_s)
+    driver = world()
+    driver.turn()
+    start_shadow(driver.scheduler, SHADOW, 0.0, watch)
+    shadow = driver.scheduler.shadow
+    assert shadow is not None
+    for number in range(200):  # as many begin_step() as fill two windows
+        shadow.tell(shadow.begin_step, 0.01 * number)
+        watch.now_s += others_s - own_s
+    assert shadow.fault == fault
+
+
+def test_one_that_was_switched_off_stands_beside_nobody_and_keeps_its_counts_alone() -> None:
+    driver = shadowed(replace(SHADOW, tiers=(GOLD, replace(BATCH, min_share=0.0))), policy=TiersPolicy.FCFS, max_resident=1)
+    for number in range(1, 5):
+        driver.add(request(number, "batch" if number < 4 else "gold"))
+    for _ in range(12):
+        driver.turn()
+    shadow, before = driver.scheduler.shadow, report_of(driver)
+    assert shadow is not None
+    shadow.end("it is enough")
+    driver.turn()
+    after = report_of(driver)
+    assert (isinstance(driver.scheduler.policy, Tee), shadow.state._twins, after.fault) == (False, {}, "it is enough")
+    assert replace(after, fault="", over_s=0.0) == replace(before, over_s=0.0)
+
+
+def test_the_same_policy_again_goes_on_counting_and_one_that_failed_begins_anew() -> None:
+    driver = shadowed(SHADOW)
+    driver.add(request(1))
+    driver.run_until_idle()
+    shadow = driver.scheduler.shadow
+    driver.shadow(SHADOW)
+    driver.turn()
+    again = driver.scheduler.shadow
+    assert shadow is not None
+    shadow.end("it is enough")
+    driver.shadow(SHADOW)
+    driver.turn()
+    assert (again is shadow, report_of(driver).fault, report_of(driver).admissions) == (True, "", 0)
+
+
+def test_a_row_says_in_how_many_steps_a_tenant_would_have_fared_differently() -> None:
+    gold, batch = Payer("gold", "a/x"), Payer("batch", "b/z")
+    counts = Differences()
+    counts.add(Kind.INSTEAD, gold, batch)
+    counts.add(Kind.CUTS, batch, count=30)
+    counts.end_step()
+    counts.add(Kind.SPARES, batch, gold)
+    counts.end_step()
+    counts.end_step()
+    counts.add(Kind.LATER, Payer("batch", "b/z/member"))
+    counts.end_step()
+    assert (counts.steps, counts.rows()) == (
+        3,
+        [
+            Row(batch, 3, {Kind.CUTS: 30, Kind.SPARES: 1, Kind.LATER: 1}, {Kind.INSTEAD: 1}),
+            Row(gold, 2, {Kind.INSTEAD: 1}, {Kind.SPARES: 1}),
+        ],
+    )
+
+
+def test_rows_stay_bounded_and_what_has_none_of_its_own_is_in_its_tiers() -> None:
+    counts = Differences()
+    for number in range(2 * MAX_PARTIES):
+        counts.add(Kind.LATER, Payer("gold", f"org{number}/a"), count=1 + (number == 7))
+        counts.add(Kind.LATER, Payer("batch", "org/a"))
+        counts.end_step()
+    rows = counts.rows()
+    assert (len(counts._parties) <= MAX_PARTIES + 2, len(rows)) == (True, MAX_ROWS + 1)
+    assert sum(row.as_whom[Kind.LATER] for row in rows) == 4 * MAX_PARTIES + 1
+    assert (rows[0].party, rows[0].steps, rows[-1].party) == (Payer("batch", "org/a"), 2 * MAX_PARTIES, Payer("gold", ""))
 
 
 def test_counts_stay_bounded_and_members_count_for_their_tenant() -> None:
