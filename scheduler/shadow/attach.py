@@ -44,6 +44,7 @@ def start_shadow(
             charged = lane.charged(sequence) if sequence.steady_until else sequence.charged
             shadow.tell(shadow.state.adopt, sequence, charged)
     lane.tell_decoding(lambda payer, change, tokens: shadow.tell(shadow.state.decoding, payer, change, tokens))
+    shadow.begin()
     scheduler.shadow = shadow
     scheduler.policy = Tee(scheduler.policy, shadow)
 

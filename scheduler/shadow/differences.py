@@ -92,10 +92,13 @@ class Differences:
         self._pairs[pair] = self._pairs.get(pair, 0) + count
 
     def _tally(self, party: Payer) -> _Tally:
-        if party not in self._parties and len(self._parties) >= MAX_PARTIES:
-            party = Payer(party.tier, "")
+        tally = self._parties.get(party)
+        if tally is None:
+            if len(self._parties) >= MAX_PARTIES:
+                party = Payer(party.tier, "")
+            tally = self._parties[party] = self._parties.get(party) or _Tally()
         self._touched.add(party)
-        return self._parties.setdefault(party, _Tally())
+        return tally
 
     def end_step(self) -> None:
         """What was added since the last call was of one step."""

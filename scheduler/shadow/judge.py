@@ -7,6 +7,8 @@ Only what lasts counts as sooner or as an eviction: a request that gets in withi
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from math import inf
 from typing import cast
 
@@ -172,20 +174,19 @@ class Judge:
             self.counts.add(Kind.SOONER, twin.payer)
 
     def _evicts(self, twin: Twin, facts: StepFacts) -> None:
-        """Walks the running set: for one request a step, and not soon again for the same one."""
+        """Walks the running set: for one request a step, only if it was found before, and not soon again for the same one."""
         steps = self._state.num_steps
+        is_new = not twin.look_step
         if twin.told_evicts or steps < twin.look_step:
             return
         twin.look_step = steps + LAST_STEPS
+        if is_new:
+            return
         victims = self._victims(twin, facts)
         blocks = self._world.blocks
         missing = blocks.blocks_for(twin.num_tokens) - self._world.blocks_left()
         needs_any = missing > 0 or self._world.slots_left() <= 0
-        if not (needs_any and victims) or sum(blocks.freed_by(victim.request_id) for victim in victims) < missing:
-            twin.evicts_step = -1
-        elif twin.evicts_step < 0:
-            twin.evicts_step = steps
-        else:
+        if needs_any and victims and sum(blocks.freed_by(victim.request_id) for victim in victims) >= missing:
             twin.told_evicts = True
             self.counts.add(Kind.EVICTS, twin.payer, min(victims, key=self._state.policy.victim_key).payer)
 
@@ -207,12 +208,13 @@ class Judge:
     def _pauses(self, facts: StepFacts) -> None:
         pauses = self._state.plan.pause_lower and self._has_protected_chunk(facts)
         if pauses:
-            for sequence in facts.decodes:
-                if sequence.request_id not in self._allocated and self._may_pause(sequence):
-                    self.counts.add(Kind.PAUSES, sequence.payer)
-        for sequence in facts.paused:
-            if not (pauses and self._may_pause(sequence)):
-                self.counts.add(Kind.RUNS, sequence.payer)
+            decodes = (one for one in facts.decodes if one.request_id not in self._allocated and self._may_pause(one))
+            self._add_each(Kind.PAUSES, decodes)
+        self._add_each(Kind.RUNS, (one for one in facts.paused if not (pauses and self._may_pause(one))))
+
+    def _add_each(self, kind: Kind, sequences: Iterable[Sequence]) -> None:
+        for payer, count in Counter(sequence.payer for sequence in sequences).items():
+            self.counts.add(kind, payer, count=count)
 
     def _has_protected_chunk(self, facts: StepFacts) -> bool:
         protected = self._state.plan.protected_priority

@@ -17,15 +17,14 @@ class Twin(Sequence):
     """Stands for `live` in the shadow's queues. Reading the chain and writing one of the engine's raise AttributeError.
 
     charged_before: what it had been charged when it was admitted, until the shadow's policy is told that it was.
-    let_in_step, evicts_step: when the shadow was first found to let it in, or to evict for it, while it waited; -1: never.
-    told_sooner, told_evicts: that was counted. look_step: do not look for somebody to evict before.
+    let_in_step: when the shadow was first found to let it in while it waited; -1: never. look_step: not to look for somebody to
+    evict before; 0: it was not found to need that. told_sooner, told_evicts: that was counted.
     """
 
     __slots__ = (
         "_live",
         "_tokens",
         "charged_before",
-        "evicts_step",
         "let_in_step",
         "look_step",
         "told_evicts",
@@ -40,7 +39,7 @@ class Twin(Sequence):
         self.due_s, self.latest_start_s = live.due_s, live.latest_start_s
         self.lease_until_tokens = live.lease_until_tokens
         self.charged_before: ReadOnly | None = None
-        self.let_in_step = self.evicts_step = -1
+        self.let_in_step = -1
         self.look_step = 0
         self.told_sooner = self.told_evicts = False
 
