@@ -148,7 +148,7 @@ def run(
 # -- it changes nothing ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(policies(), policies(), requests(), st.dictionaries(st.integers(1, 20), st.floats(0, 1.0), max_size=4), WORLDS)
 def test_live_requests_get_the_same_at_the_same_time_whatever_the_shadow(
     in_force: PolicySnapshot, shadow: PolicySnapshot, asked: list[Request], aborts: dict[int, float], options: dict[str, Any]
@@ -161,7 +161,7 @@ def test_live_requests_get_the_same_at_the_same_time_whatever_the_shadow(
     assert outcome(beside) == outcome(without)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(policies(), policies(), requests(), st.floats(0, 0.6), st.floats(0, 0.6), WORLDS)
 def test_one_that_comes_and_goes_in_the_midst_of_traffic_is_not_noticed_either(
     in_force: PolicySnapshot,
@@ -285,7 +285,7 @@ AMPLE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     policies(),
     requests(),
