@@ -168,6 +168,13 @@ async def test_a_shadow_that_raises_is_dropped_and_every_request_is_answered(
     assert [one.finished.usage.completion_tokens > 0 for one in completed] == [True] * 4
 
 
+async def test_what_the_worker_does_not_know_is_refused_in_words(live: Service, engine: EngineWorker, refused: Any) -> None:
+    text = text_of(live.keys, "vip").replace("{tiers: vip}", "{plugin: nobody_has_this}")
+    asked = admin_pb2.ShadowPolicyRequest(text=text, name="x")
+    refusal = await refused(live.admin.ShadowPolicy(asked, metadata=live.auth(live.keys.admin)))
+    assert (refusal.reason, "nobody_has_this" in refusal.message, engine.scheduler.shadow) == ("POLICY_REFUSED", True, None)
+
+
 async def test_a_policy_that_charges_by_another_cost_is_refused_in_words(live: Service, refused: Any) -> None:
     text = text_of(live.keys, "vip").replace("{tiers: vip}", "{tiers: vip, cost: roofline}")
     asked = admin_pb2.ShadowPolicyRequest(text=text, name="x")
@@ -271,6 +278,14 @@ async def test_one_that_failed_is_not_tried_again_by_itself(served: Service) -> 
     dropped = (await status_of(served)).dropped
     await reconnect(served, epoch=1)
     assert (dropped, await told(served.worker)) == ("push raised KeyError: 7", NONE)
+
+
+async def test_one_that_somebody_else_ended_at_the_worker_is_not_taken_for_running(served: Service) -> None:
+    await try_policy(served, request_of(served))
+    await told(served.worker)
+    served.worker.pong.ClearField("shadow")
+    status = await status_of(served)
+    assert (status.running, status.dropped) == (False, "it was ended at the worker by somebody else")
 
 
 async def test_its_end_is_told_the_worker_and_answers_the_last_counts(served: Service) -> None:
