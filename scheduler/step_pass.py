@@ -23,13 +23,10 @@ from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
 from fairlane.scheduler.stalls import end_stall, evicted, pause
-from fairlane.scheduler.victims import cheapest
+from fairlane.scheduler.victims import cheapest, may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
-
-# Guard on policy evictions: after this many a sequence is immune.
-MAX_EVICTIONS = 3
 
 
 class StepPass:
@@ -57,6 +54,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
@@ -192,7 +190,7 @@ class StepPass:
         ):
             return False
         self._lane.settle()
-        found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
+        found = any(may_evict(self._policy, head, other) for other in (*self._lane.members, *self._unplaced()))
         if not found and not self._policy.leads_evict:
             self._harmless = priority
         return found
@@ -207,7 +205,7 @@ class StepPass:
 
     def _view(self) -> BatchView:
         prefilling = Counter(sequence.request.tier for sequence in self._order if sequence.num_pending_tokens > 1)
-        return BatchView(self._limits.max_num_batched_tokens, self._scheduler.running.by_tier, prefilling)
+        return BatchView(self._limits.max_num_batched_tokens, self._scheduler.running.by_tier, prefilling, self._scheduler.cost)
 
     # -- running sequences ---------------------------------------------------------------------------------------------
 
@@ -339,9 +337,11 @@ class StepPass:
         """
         if self._fits(sequence, hit, self._num_free_blocks()):
             return True
+        if self._given_back and self._budget - self._waiting_decodes(sequence) <= self._given_back:
+            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         free = self._num_free_blocks() - self._held_back
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
+        evictable = [s for s in self._unplaced() if may_evict(self._policy, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
         watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
         missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
@@ -350,12 +350,6 @@ class StepPass:
             return False
         self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
         return True
-
-    def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
-        """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
-        if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-            return False
-        return self._policy.may_preempt(candidate, victim)
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         self._settled = False
@@ -386,16 +380,18 @@ class StepPass:
 
     def _chunk(self, sequence: Sequence, num_pending: int) -> int:
         """Most prefill tokens it may take now, of num_pending. A token stays reserved for every decode still to come, as
-        far as seats go; pausable decodes count only while no protected chunk makes them pause."""
-        waiting_decodes = self._decodes_ahead
-        if not self._protected_chunk and not self._is_protected(sequence):
-            waiting_decodes += self._pausable_decodes
-        free = self._budget - min(waiting_decodes, self._seats - 1)
+        far as seats go."""
+        free = self._budget - min(self._waiting_decodes(sequence), self._seats - 1)
         if self._may_be_capped(sequence) and self._lower_cap is not None:
             free = min(free, self._lower_cap)
         if self._limits.max_prefill_chunk:
             free = min(free, self._limits.max_prefill_chunk)
         return min(num_pending, free)
+
+    def _waiting_decodes(self, sequence: Sequence) -> int:
+        """Decodes still to come; pausable ones only while no protected chunk makes them pause."""
+        pauses = self._protected_chunk or self._is_protected(sequence)
+        return self._decodes_ahead + (0 if pauses else self._pausable_decodes)
 
     def _is_protected(self, sequence: Sequence) -> bool:
         protected = self._plan.protected_priority
@@ -433,6 +429,7 @@ class StepPass:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
             if self._may_decode(victim):
+                self._given_back += 1
                 if self._may_pause(victim):
                     self._pausable_decodes -= 1
                 else:

@@ -1,11 +1,25 @@
 """Whom an eviction takes: as few as will do, the lowest-ranked first, and among equals those whose recompute costs least for
-what they give back. Who may be evicted for whom is the policy's word and the step's pass's business."""
+what they give back. Who may be evicted for whom is the policy's word, within the engine's guards; when somebody must be is the
+step's pass's business."""
 
 from __future__ import annotations
 
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.policies.base import Policy, Rank
 from fairlane.scheduler.request import Sequence
+
+# Guard on policy evictions: after this many a sequence is immune.
+MAX_EVICTIONS = 3
+
+
+def is_immune(victim: Sequence) -> bool:
+    """Whatever the policy says: after three evictions for rank, and before some progress."""
+    return victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0
+
+
+def may_evict(policy: Policy, candidate: Sequence, victim: Sequence) -> bool:
+    """Whether a waiting candidate may take a running victim's blocks."""
+    return not is_immune(victim) and policy.may_preempt(candidate, victim)
 
 
 def cheapest(

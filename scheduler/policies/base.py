@@ -4,10 +4,10 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.request import Payer, Sequence
 
 Rank = tuple[float, ...]
@@ -17,12 +17,14 @@ Rank = tuple[float, ...]
 class BatchView:
     """What a policy may know of the batch when it plans a step.
 
-    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute.
+    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
+    work is charged.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+    prices: Cost = field(default_factory=TokensCost)
 
 
 @dataclass(slots=True)
