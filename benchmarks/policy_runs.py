@@ -256,8 +256,9 @@ def a1(seed: int) -> Numbers:
 # -- tiers -----------------------------------------------------------------------------------------------------------------
 
 
-def _vip_tiers(shaping: Shaping, **batch: float) -> tuple[Tier, ...]:
-    return Tier("vip", 100, shaping=shaping), Tier("best_effort", 10, **batch)
+def _vip_tiers(shaping: Shaping, patience_s: float | None = None, min_share: float = 0.0) -> tuple[Tier, ...]:
+    """Both are of the lower tier."""
+    return Tier("vip", 100, shaping=shaping), Tier("best_effort", 10, patience_s=patience_s, min_share=min_share)
 
 
 def _of(result: SimResult, tier: str) -> list[Outcome]:
