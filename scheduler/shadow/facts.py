@@ -66,5 +66,5 @@ class World:
     def steady(self) -> tuple[BatchView, StepFacts]:
         """Of a step in which all that runs decodes and nobody gets in, and what a policy would be shown of it."""
         running = list(self._scheduler.running)
-        view = BatchView(self.limits.max_num_batched_tokens, self._scheduler.running.by_tier, {})
+        view = BatchView(self.limits.max_num_batched_tokens, self._scheduler.running.by_tier, {}, self._scheduler.cost)
         return view, StepFacts([], running, [], running, len(running))
