@@ -17,6 +17,7 @@ from fairlane.clock import Clock
 from fairlane.errors import FairlaneError
 from fairlane.gateway.admission import retry_after_s
 from fairlane.gateway.liveness import Liveness
+from fairlane.gateway.shadow_link import ShadowLink
 from fairlane.gateway.snapshot_message import snapshot_message
 from fairlane.gateway.worker_facts import WorkerFacts
 from fairlane.protos.fairlane.v1 import explain_pb2, worker_pb2_grpc
@@ -102,6 +103,7 @@ class WorkerClient:
         self._ponged = asyncio.Condition()
         self._nonce = 0
         self._hung: tuple[int, str] | None = None
+        self.shadow = ShadowLink(self._put, lambda: self._nonce, timeout_s)
         self.counters = WorkerCounters()
 
     @property
@@ -221,6 +223,10 @@ class WorkerClient:
         if self._connected:
             self._outbox.put_nowait(pb.ToWorker(policy=snapshot_message(snapshot)))
 
+    def _put(self, message: pb.ToWorker) -> None:
+        """Onto this session's stream."""
+        self._outbox.put_nowait(message)
+
     async def _run(self) -> None:
         low, high = _BACKOFF_S
         backoff = low
@@ -275,6 +281,7 @@ class WorkerClient:
         logger.info("worker %s: connected, id %s, epoch %d, model %s", self._address, facts.worker_id, facts.epoch, facts.model)
         assert self._snapshot is not None
         self._outbox.put_nowait(pb.ToWorker(policy=snapshot_message(self._snapshot)))
+        self.shadow.connected(facts.epoch)
 
     @staticmethod
     async def _first_of(*parts: Any) -> None:
@@ -303,6 +310,9 @@ class WorkerClient:
                 async with self._ponged:
                     self._pong = message.pong
                     self._ponged.notify_all()
+                self.shadow.heard(message.pong)
+            elif which == "shadow_applied":
+                self.shadow.applied(message.shadow_applied)
             elif which == "policy_applied":
                 self._policy_applied(message.policy_applied)
             elif which == "explained" and self._explaining is not None and not self._explaining.done():
@@ -373,6 +383,7 @@ class WorkerClient:
             self._applying.set_result(None)
         if self._explaining is not None and not self._explaining.done():
             self._explaining.set_result(None)
+        self.shadow.lost()
         self._pong = pb.Pong()  # what a lost worker last said is not so any more
         if self._connected:
             self._connected = False

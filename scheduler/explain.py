@@ -15,8 +15,8 @@ from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.stats import AccountStats, account_stats
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
+from fairlane.scheduler.victims import may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -171,16 +171,8 @@ def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -
     for other in others:
         if other.status is SequenceStatus.RUNNING:
             running[other.payer] += 1
-            evictable[other.payer] += waits and _may_evict(scheduler, sequence, other)
+            evictable[other.payer] += waits and may_evict(scheduler.policy, scheduler.census.quotas, sequence, other)
     return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
-
-
-def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bool:
-    """As a step would judge (StepPass)."""
-    if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-        return False
-    quotas = scheduler.census.quotas
-    return scheduler.policy.may_preempt(sequence, victim) and (quotas is None or quotas.may_lose(victim, sequence))
 
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:

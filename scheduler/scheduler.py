@@ -29,6 +29,8 @@ from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceSta
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
 from fairlane.scheduler.stats import SchedulerStats, stats_of
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
@@ -80,6 +82,7 @@ class Scheduler:
         self.limits = limits
         self.blocks = blocks
         self.policy, self.policy_generation = policy, 0
+        self.shadow: Shadow | None = None
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
         self.locality = Locality(blocks)
@@ -233,6 +236,8 @@ class Scheduler:
         """
         if not self._sequences:
             return None
+        if self.shadow is not None and self.shadow.fault:
+            self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
         self.lane.change(self.policy)
@@ -244,6 +249,8 @@ class Scheduler:
         step = StepPass(self, now_s)
         try:
             step.run()
+            if self.shadow is not None:
+                self.shadow.tell(self.shadow.end_step, step)
         finally:
             self.policy.end_step()
         placed = step.placement
@@ -409,7 +416,7 @@ class Scheduler:
         return {sequence.request.tier for sequence in self._sequences.values()}
 
     def stats(self) -> SchedulerStats:
-        return stats_of(self)
+        return stats_of(self, self._clock.now())
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""

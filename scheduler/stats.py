@@ -11,6 +11,8 @@ from fairlane.blockmgr.accounts import UNLIMITED, Account
 from fairlane.scheduler.census import TOP, largest
 from fairlane.scheduler.kv_quotas import KVQuotas
 from fairlane.scheduler.policies.guard import GuardedPolicy
+from fairlane.scheduler.shadow.shadow import ShadowReport
+from fairlane.scheduler.shadow.tee import without_shadow
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -44,6 +46,7 @@ class SchedulerStats:
     host_blocks_used: int
     policy_generation: int
     policy_fault: str
+    shadow: ShadowReport | None
     running_by_tier: Mapping[str, int]
     waiting_by_tier: Mapping[str, int]
     running_by_node: Mapping[str, int]
@@ -53,8 +56,9 @@ class SchedulerStats:
     evictions_by_reason: Mapping[str, int]
 
 
-def stats_of(scheduler: Scheduler) -> SchedulerStats:
-    """Call it from the engine's thread."""
+def stats_of(scheduler: Scheduler, now_s: float) -> SchedulerStats:
+    """Of the engine's thread, between two steps."""
+    policy = without_shadow(scheduler.policy)
     scheduler.lane.update_tables()
     quotas = scheduler.census.quotas
     return SchedulerStats(
@@ -71,7 +75,8 @@ def stats_of(scheduler: Scheduler) -> SchedulerStats:
         swaps_in=scheduler.swaps.num_in,
         host_blocks_used=scheduler.blocks.host.num_used_blocks,
         policy_generation=scheduler.policy_generation,
-        policy_fault=scheduler.policy.fault if isinstance(scheduler.policy, GuardedPolicy) else "",
+        policy_fault=policy.fault if isinstance(policy, GuardedPolicy) else "",
+        shadow=None if scheduler.shadow is None else scheduler.shadow.report(now_s),
         running_by_tier=scheduler.census.running_by_tier.copy(),
         waiting_by_tier=scheduler.census.waiting_by_tier.copy(),
         running_by_node=scheduler.census.running_by_node.largest(),

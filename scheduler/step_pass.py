@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason
+from fairlane.scheduler.events import PreemptionReason
 from fairlane.scheduler.hits import lookup, num_present
 from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.placement import Placement
@@ -25,16 +25,11 @@ from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
 from fairlane.scheduler.shaping import DecodesAhead, StepShaping
-from fairlane.scheduler.stalls import end_stall, evicted, pause, started
-from fairlane.scheduler.victims import cheapest
+from fairlane.scheduler.stalls import end_stall, started
+from fairlane.scheduler.victims import cheapest, evict, may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
-
-# Guard on policy evictions: after this many a sequence is immune.
-MAX_EVICTIONS = 3
-# Who had more KV cache than was its own pays for its recompute itself.
-_BORROWED = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
 
 
 class StepPass:
@@ -52,7 +47,8 @@ class StepPass:
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
-        plan = self._policy.plan(BatchView.of(self._order, scheduler.running.by_tier, self._limits.max_num_batched_tokens))
+        most = self._limits.max_num_batched_tokens
+        plan = self._policy.plan(BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost))
         self._shaping = StepShaping(plan, self._policy)
         self._lane_may_pause = plan.pause_lower
         self._budget = plan.token_budget
@@ -62,6 +58,7 @@ class StepPass:
         self._turn: Sequence | None = None  # whose turn it is among those that wait; the head that is looked at may have taken it
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
@@ -91,7 +88,7 @@ class StepPass:
             self._settled = False
             self._policy.on_unserved(sequence)
             if self._shaping.protected_chunk and self._may_decode(sequence) and self._shaping.may_pause(sequence):
-                pause(sequence, self._now_s, self._scheduler.delta)
+                self.placement.pause(sequence, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
@@ -223,7 +220,7 @@ class StepPass:
         if priority <= self._harmless or not self._policy.could_preempt(head.request.tier, others):
             return False
         self._lane.settle()
-        found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
+        found = any(may_evict(self._policy, self._quotas, head, other) for other in (*self._lane.members, *self._unplaced()))
         if not found and not self._policy.leads_evict:
             self._harmless = priority
         return found
@@ -348,8 +345,10 @@ class StepPass:
         """
         if self._fits(sequence, hit, self._num_free_blocks()):
             return True
+        if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
+            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
+        evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
         watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
         needed = self._blocks.blocks_for(sequence.num_tokens)
@@ -360,12 +359,6 @@ class StepPass:
             return False
         self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
         return True
-
-    def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
-        """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
-        if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-            return False
-        return self._policy.may_preempt(candidate, victim) and (self._quotas is None or self._quotas.may_lose(victim, candidate))
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
@@ -439,12 +432,8 @@ class StepPass:
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
-            victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
-            if victim in ahead and self._may_decode(victim):
-                self._ahead.pass_by(victim)
-            kind = self._scheduler.requeue(victim)
-            # One that is swapped in the middle of a recompute still owes that to whoever caused it.
-            if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
-                victim.evicted_by = victim.payer if reason in _BORROWED else gainer.payer
-            evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
-            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s, gainer.payer)
+            if self._may_decode(victim):
+                self._given_back += 1
+                if victim in ahead:
+                    self._ahead.pass_by(victim)
+            evict(self._scheduler, victim, gainer, reason, self._now_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.request import Payer, Sequence
 
 Rank = tuple[float, ...]
@@ -18,17 +18,19 @@ Rank = tuple[float, ...]
 class BatchView:
     """What a policy may know of the batch when it plans a step.
 
-    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute.
+    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
+    work is charged.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+    prices: Cost = field(default_factory=TokensCost)
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int) -> BatchView:
+    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, prices: Cost) -> BatchView:
         """sequences: all that run and may have more than one token to compute."""
-        return cls(token_budget, running, Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1))
+        return cls(token_budget, running, Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1), prices)
 
 
 @dataclass(slots=True)

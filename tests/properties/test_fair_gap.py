@@ -5,9 +5,10 @@ backlogged. Checked in every step of every history, for every two siblings at ev
     F2  with a gap:    2 (theta + (1 + depth) c_step + what the decode lane may be charged before it is looked at again) / w
     and with a locality window 2 Q / w more, Q: the window in cost
 
-w is the smaller weight. An interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's
-(capacity), and for F2 where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their
-counters are within half the bound again.
+theta is the gap, or the cost of computing again the largest that may be evicted, if that is more. w is the smaller weight. An
+interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's (capacity), and for F2
+where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their counters are within half
+the bound again.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.settlement import RECHECK_STEPS
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
+from fairlane.scheduler.victims import MAX_EVICTIONS
 from histories import TENANTS, History, cancels, machines, requests, run, shares
 from step_watch import Step, StepWatch
 
@@ -156,7 +157,8 @@ def gap_bound(history: History) -> float:
     options = history.options
     step = options["budget"] + options["max_num_seqs"]  # all of a step's tokens, those of decodes twice
     lane = 2 * RECHECK_STEPS * options["max_num_seqs"]
-    theta = max(options["gap_ms"] * fastest(history), 2 * step)
+    largest = max(len(one.prompt_token_ids) + one.max_tokens for one in history.asked)
+    theta = max(options["gap_ms"] * fastest(history), 2 * step, largest)
     return float(2 * (theta + (1 + options["depth"]) * step + lane))
 
 
