@@ -32,7 +32,6 @@ class LongestPrefixFirst(OrderedPolicy):
         super().__init__(snapshot)
         self._blocks = blocks
         self._waiting: dict[RequestId, Sequence] = {}
-        self._skipped: set[Sequence] = set()
         self._version = -1
         self._cached: dict[RequestId, int] = {}
 
@@ -44,7 +43,7 @@ class LongestPrefixFirst(OrderedPolicy):
         self._waiting[sequence.request_id] = sequence
 
     def peek(self) -> Sequence | None:
-        heads = [] if self._closed else [one for one in self._waiting.values() if one not in self._skipped]
+        heads = [] if self._closed else [one for one in self._waiting.values() if one.request_id not in self._skipped]
         return max(heads, key=lambda one: (self._num_cached(one), -one.arrival_index), default=None)
 
     def _num_cached(self, sequence: Sequence) -> int:
@@ -63,9 +62,6 @@ class LongestPrefixFirst(OrderedPolicy):
     def pop(self, sequence: Sequence) -> None:
         super().pop(sequence)
         del self._waiting[sequence.request_id]
-
-    def skip(self, sequence: Sequence) -> None:
-        self._skipped.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         super().remove(sequence)
