@@ -77,6 +77,7 @@ PROMISES = (
     Promise("C3", "seconds with work and no step", "C", ("stalled",), most=0, always=True),
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
+    Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
 )
 # With their reasons; T1 and T2 are bench_scheduler.py's.
 LEFT_OUT = {

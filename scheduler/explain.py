@@ -165,13 +165,13 @@ def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bo
 
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
-    """Needed for all its tokens, and missing with the watermark."""
+    """Needed for all its tokens, and missing with what is kept free."""
     blocks, hit = scheduler.blocks, None
     if blocks.enable_prefix_caching and sequence.request.cache_mode.reads and not sequence.num_computed_tokens:
         sequence.chain.extend(sequence.token_ids)
         hit = blocks.lookup(sequence.chain, sequence.num_tokens)
     needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-    kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
+    kept = scheduler.room.kept_from(sequence.request.tier, scheduler.policy, len(scheduler.running))
     return needed, max(0, needed + kept - blocks.num_free_blocks)
 
 

@@ -26,11 +26,13 @@ from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.prediction import OutputPredictor
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
+from fairlane.scheduler.room import Room
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
+from fairlane.scheduler.victims import VictimRule, cheapest
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
 OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
@@ -42,9 +44,9 @@ class SchedulerLimits:
 
     max_num_seqs: placed in one step. max_num_resident: holding KV and a slot at once. max_num_batched_tokens: a step's
     tokens; at least max_num_seqs, so that a full decode batch still leaves a token for whoever ranks first.
-    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free, so
-    that running sequences can grow. max_skips: steps a waiting head may be passed over before nothing overtakes it.
-    lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
+    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free at least,
+    so that running sequences can grow (room.py). max_skips: steps a waiting head may be passed over before nothing overtakes
+    it. lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
     fewer than these again is not swapped to host memory.
     """
 
@@ -64,10 +66,6 @@ class SchedulerLimits:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
                 "every decode needs a token of the step"
             )
-
-    def watermark_blocks(self, num_usable_blocks: int, num_running: int) -> int:
-        """Blocks that an admission leaves free beside others that run."""
-        return max(1, int(self.watermark * num_usable_blocks)) if num_running else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,8 @@ class Scheduler:
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens)
+        self.room = Room(blocks.num_usable_blocks, blocks.block_size, limits.watermark)
+        self.pick_victims: VictimRule = cheapest
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
         self.holding = Holding(clock.now())
@@ -182,6 +182,8 @@ class Scheduler:
         if error[0] in OUR_FAULTS:
             self._refund(sequence)
         self.outputs.ended(sequence)
+        if sequence.started:
+            self.room.ended(sequence.num_output_tokens)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -303,6 +305,7 @@ class Scheduler:
         step = self._pop_launched(result.step_id)
         self.cost.observe(step.work_cost, result.elapsed_s)
         num_tokens = step.output.num_scheduled_tokens
+        self.swaps.observe(step.output, num_tokens, result.elapsed_s)
         self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
         take_results(self, step, result)
 
@@ -344,6 +347,7 @@ class Scheduler:
             else:
                 policy.adopt(sequence)
         self.policy = policy
+        self.room.forget_tiers()
         self.policy_generation = generation
         self.running.mark_unsorted()
 

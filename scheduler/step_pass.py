@@ -23,7 +23,6 @@ from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
 from fairlane.scheduler.stalls import end_stall, evicted, pause
-from fairlane.scheduler.victims import cheapest
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -267,10 +266,8 @@ class StepPass:
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
             candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            victims = cheapest(candidates, missing, 0, self._policy, self._blocks)
-            if victims is None:
+            if not self._evict_for(sequence, candidates, missing, 0, PreemptionReason.KV_CAPACITY):
                 return False
-            self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
         self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
 
@@ -319,14 +316,12 @@ class StepPass:
             self._passed_over.append(sequence)
             self._policy.skip(sequence)
 
-    def _watermark(self) -> int:
-        return self._limits.watermark_blocks(self._blocks.num_usable_blocks, len(self._scheduler.running))
-
     def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
-        """Whether there is a slot, and blocks for all its tokens and the watermark."""
+        """Whether there is a slot, and blocks for all its tokens and what is kept free."""
         needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        fits = needed + self._watermark() <= num_free_blocks - self._held_back
-        return fits and self._scheduler.running.has_free_slot
+        running = self._scheduler.running
+        kept = self._scheduler.room.kept_from(sequence.request.tier, self._policy, len(running))
+        return needed + kept <= num_free_blocks - self._held_back and running.has_free_slot
 
     def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
         """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
@@ -335,17 +330,13 @@ class StepPass:
         """
         if self._fits(sequence, hit, self._num_free_blocks()):
             return True
-        free = self._num_free_blocks() - self._held_back
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
         evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
         # With everybody else gone, nobody would be left to grow.
-        watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
-        missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
-        victims = cheapest(evictable, missing, slots_missing, self._policy, self._blocks)
-        if victims is None:
-            return False
-        self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
-        return True
+        kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
+        missing = self._blocks.blocks_for(sequence.num_tokens) + kept + self._held_back - self._num_free_blocks()
+        reason = PreemptionReason.HIGHER_RANK
+        return bool(evictable) and self._evict_for(sequence, evictable, missing, slots_missing, reason)
 
     def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
         """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
@@ -364,6 +355,7 @@ class StepPass:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
             self._announce_start(sequence, num_cached)
+        self._scheduler.room.admitted(sequence.request.tier, self._blocks.blocks_for(sequence.num_tokens))
         self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
@@ -421,6 +413,16 @@ class StepPass:
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
         return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING]
+
+    def _evict_for(
+        self, gainer: Sequence, candidates: list[Sequence], num_blocks: int, num_slots: int, reason: PreemptionReason
+    ) -> bool:
+        """Evicts as many of the candidates as give so many blocks and slots; nobody, and False, if all would not do."""
+        pick, cost_s = self._scheduler.pick_victims, self._scheduler.swaps.cost_s
+        victims = pick(candidates, num_blocks, num_slots, self._policy, self._blocks, cost_s)
+        if victims is not None:
+            self._evict(victims, reason, gainer)
+        return victims is not None
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False

@@ -184,7 +184,8 @@ class BandPolicy:
         return self.leads_evict or any(own > self._band[other] for other in others)
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
-        return self._band_of(victim) <= self._band_of(grower)
+        # Whoever is owed ranks first and must get on: nobody after it could take its blocks, and both would stand still.
+        return self._band_of(victim) <= self._band_of(grower) or self._min.is_owed(grower.payer)
 
     def _band_of(self, sequence: Sequence) -> int:
         return 0 if sequence.relegated else self._band[sequence.request.tier]

@@ -13,8 +13,13 @@ from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
 from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier
 
-# What the names stand for.
-RULES = {Shaping.GENTLE: ShapingRule(1.0), Shaping.BALANCED: ShapingRule(0.5), Shaping.STRICT: ShapingRule(0.25)}
+# What the names stand for. A step of few tokens takes as long as reading the weights: prompts spread over steps fill that
+# time, and paused decodes leave it empty. So the gentle one caps a little and pauses half as often (docs/simulator.md).
+RULES = {
+    Shaping.GENTLE: ShapingRule(2 / 3, rests=True),
+    Shaping.BALANCED: ShapingRule(0.5),
+    Shaping.STRICT: ShapingRule(0.25),
+}
 
 
 class VIPPolicy(BandPolicy):
@@ -27,6 +32,7 @@ class VIPPolicy(BandPolicy):
         super().__init__(snapshot, {tier.name: priorities.index(tier.priority) for tier in snapshot.tiers}, snapshot.within_tier)
         shapings = {tier: tier.shaping for tier in snapshot.tiers if tier.shaping is not Shaping.OFF}
         self._rules = {tier: RULES[s] if isinstance(s, Shaping) else s for tier, s in shapings.items()}
+        self._paused = False
         self._deadlines.max_step_s = min((rule.max_step_s or inf for rule in self._rules.values()), default=inf)
 
     def plan(self, view: BatchView) -> StepPlan:
@@ -36,7 +42,8 @@ class VIPPolicy(BandPolicy):
             return plan
         rule = self._rules[protected]
         plan.protected_priority = protected.priority
-        plan.pause_lower = rule.pause_decodes
+        rests = rule.rests and self._paused and bool(view.prefilling.get(protected.name))
+        plan.pause_lower = self._paused = rule.pause_decodes and not rests
         if rule.prefill_share < 1:
             plan.lower_prefill_cap = int(rule.prefill_share * plan.token_budget)
         return plan

@@ -324,3 +324,13 @@ def test_max_wait_ends_who_was_never_placed_and_nobody_else() -> None:
     d.run_until_idle()
     assert d.transcripts[RequestId(1)].ended.error_reason == ""
     assert d.transcripts[RequestId(2)].ended.error_reason == "QUEUE_TIMEOUT"
+
+
+def test_whoever_is_owed_and_must_grow_gets_on_when_only_a_higher_tier_has_blocks() -> None:
+    # 13 blocks of 8 tokens: gold holds 7, the standard request that is owed its minimum 6, and both need another.
+    tiers = (GOLD, Tier("standard", 50, min_share=0.1))
+    d = world(tiers=tiers, num_blocks=13, block_size=8, prefix_caching=False)
+    asked = [request(1, "gold", prompt=36, max_tokens=30), request(2, "standard", prompt=37, max_tokens=36, arrival_s=0.022)]
+    d.add_at_arrival(asked)
+    d.run_until_idle(3000)
+    assert [d.transcripts[one.request_id].token_ids for one in asked] == [expected_tokens(one) for one in asked]

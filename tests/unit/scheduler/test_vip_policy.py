@@ -181,7 +181,7 @@ def test_a_tier_removed_from_the_policy_lives_on_for_the_work_it_admitted() -> N
     ("shaping", "plan"),
     [
         (Shaping.OFF, StepPlan(400)),
-        (Shaping.GENTLE, StepPlan(400, 100, None, True)),
+        (Shaping.GENTLE, StepPlan(400, 100, 266, True)),
         (Shaping.BALANCED, StepPlan(400, 100, 200, True)),
         (Shaping.STRICT, StepPlan(400, 100, 100, True)),
         (ShapingRule(0.2, False), StepPlan(400, 100, 80, False)),
@@ -211,3 +211,10 @@ def test_a_step_is_no_longer_than_max_step_with_no_vip_there(policy: TiersPolicy
     driver.run_until_idle()
     # The first steps teach it; shaping is VIP's.
     assert (max(lengths[5:]) <= 0.0301) == (policy is TiersPolicy.VIP)
+
+
+def test_under_gentle_lower_decodes_get_a_token_in_every_other_step_of_a_long_prompt() -> None:
+    policy = VIPPolicy(snapshot(tiers=(Tier("gold", 100, shaping=Shaping.GENTLE), Tier("batch", 10))))
+    arrives = BatchView(400, {"gold": 1, "batch": 3}, {})
+    reads = BatchView(400, {"gold": 1, "batch": 3}, {"gold": 1})
+    assert [policy.plan(view).pause_lower for view in (arrives, reads, reads, reads, arrives)] == [True, False, True, False, True]

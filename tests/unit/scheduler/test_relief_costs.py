@@ -1,0 +1,85 @@
+"""What evictions cost, as learned from steps, and who is taken by it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_world import request, snapshot, world
+from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.relief_costs import ReliefCosts
+from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.victims import cheapest
+
+
+def learned(block_s: float, token_s: float = 1e-4) -> ReliefCosts:
+    costs = ReliefCosts()
+    for turn in range(300):
+        tokens = 50 + 100 * (turn % 3)
+        costs.observe(tokens, 0, 5e-3 + token_s * tokens)
+        costs.observe(tokens, 20, 5e-3 + token_s * tokens + 20 * block_s)
+    return costs
+
+
+def test_a_tokens_time_and_a_copys_are_told_apart() -> None:
+    costs = learned(block_s=3e-4)
+    assert (costs.token_s, costs.block_s) == (pytest.approx(1e-4, rel=0.01), pytest.approx(3e-4, rel=0.01))
+
+
+def test_copies_that_run_beside_the_step_cost_nothing() -> None:
+    assert learned(block_s=0.0).swap_s(100) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_longer_context_costs_more_per_token() -> None:
+    costs = ReliefCosts()
+    assert costs.recompute_s(8000, 100) > 1.2 * costs.recompute_s(0, 100)
+
+
+def test_the_choice_follows_the_measured_costs() -> None:
+    driver = world(num_blocks=40, budget=128, num_host_blocks=12, prefix_caching=False)
+    driver.add(request(1, prompt=70, max_tokens=30))
+    driver.turn()
+    driver.turn()
+    [sequence] = driver.scheduler.running
+    driver.scheduler.lane.settle()
+    swaps, found = driver.scheduler.swaps, []
+    for block_s in (1e-6, 1e-1):
+        swaps.costs = learned(block_s)
+        found.append((swaps.is_worth_it(sequence), swaps.cost_s(sequence)))
+    computed = swaps.costs.recompute_s(0, sequence.num_computed_tokens)
+    assert [worth for worth, _ in found] == [True, False] and found[0][1] < found[1][1] == pytest.approx(computed)
+
+
+def running(prompts: list[int]) -> tuple[list[Sequence], object]:
+    driver = world(num_blocks=200, budget=512, max_num_seqs=16, prefix_caching=False)
+    for number, prompt in enumerate(prompts, 1):
+        driver.add(request(number, "batch", prompt=prompt, max_tokens=8))
+    for _ in range(6):
+        driver.turn()
+    driver.scheduler.lane.settle()
+    return list(driver.scheduler.running), driver
+
+
+@given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=6), missing=st.integers(0, 60), slots=st.integers(0, 3))
+def test_victims_suffice_and_none_of_them_is_superfluous(prompts: list[int], missing: int, slots: int) -> None:
+    candidates, driver = running(prompts)
+    blocks, policy = driver.blocks, make_policy(snapshot())  # type: ignore[attr-defined]
+    found = cheapest(candidates, missing, slots, policy, blocks, lambda one: float(one.num_computed_tokens))
+
+    def suffices(some: list[Sequence]) -> bool:
+        return sum(blocks.freed_by(one.request_id) for one in some) >= missing and len(some) >= slots
+
+    fewer = [] if not found else combinations(found, len(found) - 1)
+    assert (found is not None) == suffices(candidates)
+    assert found is None or (suffices(found) and not any(suffices(list(some)) for some in fewer))
+
+
+def test_blocks_that_nobody_asked_for_make_nobody_a_better_victim() -> None:
+    # One block is missing. The long one gives more for its cost in all, but costs more.
+    candidates, driver = running([250, 40])
+    policy, blocks = make_policy(snapshot()), driver.blocks  # type: ignore[attr-defined]
+    found = cheapest(candidates, 1, 0, policy, blocks, lambda one: one.num_computed_tokens**0.5)
+    assert found is not None and [one.num_prompt_tokens for one in found] == [40]
