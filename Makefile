@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-replay bench-shares bench-shaping bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-long test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-replay bench-shares bench-shaping bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -75,6 +75,10 @@ demo: setup model ## Three tenants under FCFS, VIP and FAIR, live in this termin
 
 test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
+
+# `make test` runs a hundred histories of each. A failure prints what to add above the test to see it again.
+test-long: setup ## The scheduler's hard properties over ten thousand random histories each (about an hour on one core; PYTEST_ARGS="-k f1")
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -sv --timeout=0 tests/properties $(PYTEST_ARGS)
 
 # On a GPU machine the CUDA build of torch is often $(PYTHON)'s own, and then no .venv is needed; nothing is installed here.
 # Where there is pytest-xdist, files run side by side: most of the time goes into compiling. More: make test-gpu PYTEST_ARGS="-k sample"

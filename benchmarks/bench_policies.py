@@ -13,11 +13,15 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from policy_runs import ADVERSARIES, RUNS, Numbers
+from charge_runs import f9
+from deadline_runs import d1, d2, d3
+from policy_runs import ADVERSARIES, Numbers
+from policy_runs import RUNS as POLICY_RUNS
 from report import console, print_checks, print_rows, write_json
 from rich.progress import track
 
 from fairlane.bench.results import Check
+from fairlane.scheduler.tenancy import CostName
 
 
 class Promise(NamedTuple):
@@ -32,6 +36,7 @@ class Promise(NamedTuple):
     always: bool = False
 
 
+RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3}
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
@@ -57,6 +62,10 @@ PROMISES = (
     Promise("F6-ttft", "a steady client's TTFT p99 after a return / if nobody was silent", "F6", ("ttft",), most=1.2),
     Promise("F7", "org B's service when org A grows by 100 users", "F7", ("change",), most=0.01),
     Promise("A1", "an adversary's charges by roofline / an honest organisation's", "A1", ADVERSARIES, most=1.05),
+    Promise(
+        "F9", "charged less what steps cost, every cost", "F9", tuple(f"off {c.value}" for c in CostName), most=0, always=True
+    ),
+    Promise("F9-roofline", "worker time charged / busy, off by", "F9", ("busy",), most=0.01, always=True),
     Promise("V1-gentle", "VIP TTFT p99 / alone, gentle", "V", ("gentle ttft",), most=1.3),
     Promise("V1-gentle-rate", "tokens/s / FCFS, gentle", "V", ("gentle rate",), least=0.98),
     Promise("V1-balanced", "VIP TTFT p99 / alone, balanced", "V", ("balanced ttft",), most=1.15),
@@ -75,6 +84,12 @@ PROMISES = (
     Promise("C2-fair", "FAIR tokens/s / FCFS, KV tight", "C", tuple(f"fair tight {w}" for w in _EVEN), least=0.95),
     Promise("C2-vip", "VIP tokens/s / FCFS, KV tight", "C", tuple(f"vip tight {w}" for w in _EVEN), least=0.95),
     Promise("C3", "seconds with work and no step", "C", ("stalled",), most=0, always=True),
+    Promise("D1", "requests that keep their targets at 1.0x load / FCFS", "D1", ("goodput",), least=1.2),
+    Promise("C1-deadline", "DEADLINE tokens/s / FCFS, KV ample", "D1", ("rate",), least=0.98),
+    Promise("D1-top", "top tier's misses at 2x load", "D1", ("chat missed at 2x",), most=0.01),
+    Promise("D2", "misses of sets of jobs that EDF can do", "D2", ("misses",), most=0, always=True),
+    Promise("D3", "wait estimate's error, p50 of queued, FCFS and FAIR", "D3", ("fcfs", "fair"), most=0.3),
+    Promise("D3-vip", "the same under VIP", "D3", ("vip",), most=0.3),
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
     Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
@@ -82,9 +97,7 @@ PROMISES = (
 # With their reasons; T1 and T2 are bench_scheduler.py's.
 LEFT_OUT = {
     "F8": "needs several gateways that share counters",
-    "F9": "needs the ledgers of all cost functions",
     "L1": "needs the locality window",
-    "D1, D2, D3": "need the deadline policy",
 }
 
 

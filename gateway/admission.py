@@ -17,12 +17,14 @@ from fairlane.gateway.tree import MAX_DEPTH, lineage
 
 # Clients that were refused together should not come back together.
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
 _JITTER = 0.5
 
 
-def retry_after_s() -> float:
-    """One second, give or take half of it."""
-    return _RETRY_S * (1 + random.uniform(-_JITTER, _JITTER))  # noqa: S311 - spreads load, guards nothing
+def retry_after_s(wait_s: float = _RETRY_S) -> float:
+    """The wait, within a second and a minute, give or take half of it."""
+    wait_s = min(max(wait_s, _RETRY_S), _LONGEST_RETRY_S)
+    return wait_s * (1 + random.uniform(-_JITTER, _JITTER))  # noqa: S311 - spreads load, guards nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class Ticket:
             self.started = True
             self._admission._end_waiting(self)
 
+    def waits(self, estimated_s: float) -> None:
+        """The worker has queued it, and thinks that its first step will be so much later."""
+        self._admission._estimated_waits[self.tier] = estimated_s
+
     def cancel(self, error: FairlaneError) -> None:
         """Ends the request with `error`: now if it is running, else as soon as it asks to run."""
         if self._cancelled_by is None:
@@ -110,6 +116,7 @@ class Admission:
         self._waiting: dict[str, int] = {}
         self._tiers: dict[str, int] = {}
         self._waiting_tiers: dict[str, int] = {}
+        self._estimated_waits: dict[str, float] = {}  # by tier: the last that the worker told of
         self._idle = asyncio.Event()
         self._idle.set()
         self.members = Members(clock, self._in_flight)
@@ -122,10 +129,11 @@ class Admission:
         key = (identity.node, request_id)
         if key in self._tickets:
             raise FairlaneError("REQUEST_ID_IN_USE", "a request with this request_id is in flight")
+        wait_s = self._estimated_waits.get(tier, _RETRY_S)  # until who was queued last gets in: then the queue is another
         for cap in limits.caps:
-            _check("MAX_IN_FLIGHT", "in flight", cap.path, cap.max_in_flight, self._in_flight.get(cap.path, 0))
-            _check("QUEUE_FULL", "waiting", cap.path, cap.max_queue, self._waiting.get(cap.path, 0))
-        _check("QUEUE_FULL", "waiting", f"tier {tier}", limits.tier_max_queue, self._waiting_tiers.get(tier, 0))
+            _check("MAX_IN_FLIGHT", "in flight", cap.path, cap.max_in_flight, self._in_flight.get(cap.path, 0), _RETRY_S)
+            _check("QUEUE_FULL", "waiting", cap.path, cap.max_queue, self._waiting.get(cap.path, 0), wait_s)
+        _check("QUEUE_FULL", "waiting", f"tier {tier}", limits.tier_max_queue, self._waiting_tiers.get(tier, 0), wait_s)
         if limits.max_members is not None and identity.node.count("/") == MAX_DEPTH - 1:
             self.members.seen(identity.node, limits.max_members)
         ticket = Ticket(self, identity, request_id, tier, self._clock.now())
@@ -192,14 +200,14 @@ class Admission:
             self._idle.set()
 
 
-def _check(reason: str, doing: str, who: str, limit: int | None, count: int) -> None:
+def _check(reason: str, doing: str, who: str, limit: int | None, count: int, wait_s: float) -> None:
     if limit is None or count < limit:
         return
     raise FairlaneError(
         reason,
         f"{who} has {count} requests {doing}, {limit} are allowed",
         metadata={"node": who, "limit": str(limit)},
-        retry_after_s=retry_after_s(),
+        retry_after_s=retry_after_s(wait_s),
     )
 
 

@@ -83,6 +83,8 @@ class Generation:
         """Whether the stream is finished with this delta."""
         if delta.HasField("queue_position"):
             queued = pb.Queued(request_id=self._facts.request_id, position=delta.queue_position, tier=self._facts.tier)
+            if delta.HasField("estimated_wait_s"):
+                queued.estimated_wait_s = delta.estimated_wait_s
             await self._emit(pb.GenerateEvent(queued=queued))
         if delta.HasField("started"):
             await self._started(delta.started)

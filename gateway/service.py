@@ -192,6 +192,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             slow_consumer_s=config.slow_consumer,
             clock=self._clock,
             on_started=ticket.start,
+            on_queued=ticket.waits,
         )
         stream = StreamFacts(
             request_id=ticket.request_id,

@@ -27,9 +27,12 @@ class DeltaInbox:
         slow_consumer_s: float,
         clock: Clock,
         on_started: Callable[[], None] = lambda: None,
+        on_queued: Callable[[float], None] = lambda estimated_s: None,
     ) -> None:
-        """on_started: told when the request's first step runs, however slowly its client reads."""
+        """on_started: told when the request's first step runs, however slowly its client reads. on_queued: told how long it is
+        thought to wait."""
         self._on_started = on_started
+        self._on_queued = on_queued
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._max_deltas = max_deltas
@@ -54,6 +57,8 @@ class DeltaInbox:
         self._started = self._started or delta.HasField("started")
         self._num_tokens += len(delta.token_ids)
         self.ended = delta.HasField("ended")
+        if delta.HasField("estimated_wait_s"):
+            self._on_queued(delta.estimated_wait_s)
         if delta.HasField("started"):
             self._on_started()
         self._deltas.append(delta)

@@ -20,7 +20,8 @@ from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
-from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.scheduler import Scheduler
+from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1

@@ -51,10 +51,14 @@ class Ended:
 
 @dataclass(slots=True)
 class Delta:
-    """What happened to one request in one step: queued, started or resumed first, then tokens, then preempted or ended."""
+    """What happened to one request in one step: queued, started or resumed first, then tokens, then preempted or ended.
+
+    estimated_wait_s: of one that is queued, until its first step; None: not known.
+    """
 
     request_id: RequestId
     queue_position: int | None = None
+    estimated_wait_s: float | None = None
     started: Started | None = None
     resumed_after_s: float | None = None
     token_ids: list[int] = field(default_factory=list)

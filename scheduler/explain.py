@@ -96,7 +96,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     binding = caps.binding(sequence.request.tenant) if waits else ()
     needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
     rank = 1 + sum(party.requests for party in ahead) if waits else 0
-    per_s = scheduler.decisions.admissions_per_s(now_s)
+    own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
     evictions = scheduler.decisions.evictions_of(request_id)
     return Explanation(
@@ -111,7 +111,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         blocks_free=scheduler.blocks.num_free_blocks,
         blocks_missing=missing,
         is_owed=scheduler.policy.is_owed(sequence),
-        estimated_start_s=rank / per_s if waits and per_s is not None and not binding else None,
+        estimated_start_s=None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s),
         preemptions=sequence.num_preemptions,
         evictions=tuple((now_s - eviction.at_s, eviction) for eviction in evictions),
         computed_tokens=sequence.num_computed_tokens,

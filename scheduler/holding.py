@@ -51,7 +51,8 @@ class Holding:
 
 
 def tokens_held(sequence: Sequence) -> int:
-    """Tokens of KV cache that a running sequence has room for: all it came with, and those it has computed since."""
+    """Tokens of KV cache that a running sequence has room for: all it came with, as long as more than one of them is to be
+    computed; then those it has computed."""
     return sequence.num_tokens if sequence.num_pending_tokens > 1 else sequence.num_computed_tokens
 
 

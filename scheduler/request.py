@@ -109,6 +109,7 @@ class Sequence:
         "arrival_index",
         "chain",
         "charged",
+        "due_s",
         "evicted_by",
         "expected_charge",
         "latest_start_s",
@@ -164,6 +165,7 @@ class Sequence:
         self.expected_charge = 0  # what charged[WORK] is guessed to be in the end (prediction.py)
         self.lease_until_tokens = 0  # safe from priority eviction until num_computed_tokens gets there
         self.queued_at_s = request.arrival_s  # of its last entry into the waiting queue
+        self.due_s = 0.0  # when its next token should be there with DEADLINE; inf: any time; 0 without
         self.latest_start_s = 0.0  # of the first step with DEADLINE, while it waits; 0 without
         self.relegated = False  # it could not start in time: best effort from then on
         self.queue_s = 0.0  # arrival to first placement

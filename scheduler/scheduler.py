@@ -1,19 +1,18 @@
 """The Scheduler: which sequences compute which tokens in the next step, on which blocks. It does no I/O and takes the time
-from its Clock; the engine loop (engine.py) launches what it returns and feeds the results back through update().
-
-One ranked pass (step_pass.py) builds a step; this file keeps the state around it: requests in, results in, requests out.
+from its Clock; the engine loop (engine.py) launches what it returns and feeds the results back through update(). One ranked pass
+(step_pass.py) builds a step; this file keeps the state around it: requests in, results in, requests out.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
-from fairlane.scheduler.census import Census, largest
+from fairlane.scheduler.census import Census
 from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
@@ -22,17 +21,18 @@ from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
-from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.prediction import OutputPredictor
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.room import Room
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.stats import SchedulerStats, stats_of
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
 from fairlane.scheduler.victims import VictimRule, cheapest
+from fairlane.scheduler.wait_estimate import WaitEstimate
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
 OUR_FAULTS = frozenset({"STEP_FAILED", "NUMERICAL_ERROR"})
@@ -68,31 +68,6 @@ class SchedulerLimits:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """Counts at one moment; safe to read from another thread."""
-
-    step_id: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_cached: int
-    block_utilization_ratio: float
-    fragmentation_rate: float
-    preemptions: int
-    recomputed_tokens: int
-    swaps_out: int
-    swaps_in: int
-    host_blocks_used: int
-    policy_generation: int
-    policy_fault: str
-    running_by_tier: Mapping[str, int]
-    waiting_by_tier: Mapping[str, int]
-    running_by_node: Mapping[str, int]
-    waiting_by_node: Mapping[str, int]
-    blocks_by_domain: Mapping[str, int]
-
-
 class Scheduler:
     """Owns the sequences, the blocks and the slots. Not thread-safe: one engine thread calls it."""
 
@@ -112,6 +87,7 @@ class Scheduler:
         self.outputs = OutputPredictor()
         self.census = Census()
         self.decisions = DecisionLog()
+        self.waits = WaitEstimate()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._clock = clock
@@ -134,11 +110,15 @@ class Scheduler:
         sequence = Sequence(request, self._arrivals, HashChain(request.cache_domain, self.blocks.block_size))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self.policy.push(sequence, self._clock.now())
+        now_s, ahead = self._clock.now(), self.waits.num_waiting(sequence.payer)
+        self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
             self.settlement = None
-        self.delta(sequence).queue_position = self.policy.position(sequence)
+        delta = self.delta(sequence)
+        delta.queue_position = position = self.policy.position(sequence)
+        delta.estimated_wait_s = self.waits.wait_s(sequence.payer, ahead, position, now_s)
 
     def refuse(self, request: Request, reason: str, message: str) -> None:
         """Records a `failed` outcome for a request that was never queued."""
@@ -175,6 +155,7 @@ class Scheduler:
             self.policy.remove(sequence)
             self.swaps.drop(sequence)
             self.census.waits(sequence, -1)
+            self.waits.leave(sequence)
             self._unsettle_unless_only_a_slot_helps()
         else:
             self._leave(sequence)
@@ -221,7 +202,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.census.waits(sequence, -1)
         self.census.runs(sequence, 1)
-        self.decisions.admitted(self._clock.now())
+        self.waits.admit(sequence, self._clock.now(), self._step_id)
 
     def requeue(self, sequence: Sequence) -> PreemptionKind:
         """Takes a running sequence's blocks and slot; it waits again, with its arrival and its tokens, and with what it has
@@ -236,6 +217,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
+        self.waits.enter(sequence, now_s, self._step_id)
         return PreemptionKind.SWAPPED if swapped else PreemptionKind.RECOMPUTED
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -400,28 +382,7 @@ class Scheduler:
         return {sequence.request.tier for sequence in self._sequences.values()}
 
     def stats(self) -> SchedulerStats:
-        self.lane.update_tables()
-        return SchedulerStats(
-            step_id=self._step_id,
-            running=len(self.running),
-            waiting=self.policy.num_waiting(),
-            blocks_used=self.blocks.num_used_blocks,
-            blocks_cached=self.blocks.num_cached_blocks,
-            block_utilization_ratio=self.blocks.block_utilization_ratio(),
-            fragmentation_rate=self.blocks.fragmentation_rate(),
-            preemptions=self.num_preemptions,
-            recomputed_tokens=self.num_recomputed_tokens,
-            swaps_out=self.swaps.num_out,
-            swaps_in=self.swaps.num_in,
-            host_blocks_used=self.blocks.host.num_used_blocks,
-            policy_generation=self.policy_generation,
-            policy_fault=self.policy.fault if isinstance(self.policy, GuardedPolicy) else "",
-            running_by_tier=self.census.running_by_tier.copy(),
-            waiting_by_tier=self.census.waiting_by_tier.copy(),
-            running_by_node=self.census.running_by_node.largest(),
-            waiting_by_node=self.census.waiting_by_node.largest(),
-            blocks_by_domain=largest(self.blocks.domains()),
-        )
+        return stats_of(self)
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""

@@ -17,12 +17,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
+from fairlane.scheduler.events import PreemptionKind, PreemptionReason
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.stalls import end_stall, evicted, pause
+from fairlane.scheduler.stalls import end_stall, evicted, pause, started
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -43,7 +43,6 @@ class StepPass:
         known = scheduler.settlement
         self._known = known if known is not None and known.holds(scheduler.step_id, now_s) else None
         self._look_again = False
-        self._known_before: Rank = ()  # heads of a smaller rank were not asked for, because it was known that none gets in
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
@@ -57,6 +56,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
@@ -99,11 +99,7 @@ class StepPass:
         head, head_rank = self._peek(), None
         while True:
             if self._look_again:
-                self._look_again = False
-                head, head_rank = self._peek(), None
-                while head is not None and policy.rank(head) < self._known_before:
-                    self._pass_over(head)
-                    head = self._peek()
+                self._look_again, head, head_rank = False, self._peek(), None
             running = self._next_running()
             if running is None and head is None:
                 return
@@ -125,10 +121,11 @@ class StepPass:
         """The waiting head; None where it is known that none gets in."""
         return None if self._known is not None else self._policy.peek()
 
-    def _forget_known(self) -> None:
-        """What earlier steps found about admission is not true any more, and another may be the head."""
-        self._look_again = True
-        self._known = None
+    def _ask_again(self) -> None:
+        """Something is given back: heads that were passed over come before whoever would get what they could use now."""
+        self._look_again, self._known, self._num_passed_over, self._held_back = True, None, 0, 0
+        self._passed_over.clear()
+        self._policy.end_step()
 
     # -- the decode lane -----------------------------------------------------------------------------------------------
 
@@ -265,11 +262,20 @@ class StepPass:
             return False
         missing = needed - self._blocks.num_free_blocks
         if needed and missing > 0:
-            candidates = [s for s in self._unplaced() if self._policy.may_take(sequence, s)]
-            if not self._evict_for(sequence, candidates, missing, 0, PreemptionReason.KV_CAPACITY):
+            victims = self._victims(self._yielding_to(sequence), missing)
+            if victims is None:
+                self._stuck.append(sequence)
                 return False
+            self._evict(victims, PreemptionReason.KV_CAPACITY, sequence)
         self.placement.grow(sequence, self._blocks.grow(sequence.request_id, total, sequence.num_computed_tokens))
         return True
+
+    def _yielding_to(self, grower: Sequence) -> list[Sequence]:
+        """Those that rank after it, and those before it that are stuck because they may not take its own blocks in turn (a
+        minimum share is owed to them), or neither would ever get on."""
+        may_take = self._policy.may_take
+        stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
+        return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
@@ -335,8 +341,10 @@ class StepPass:
         # With everybody else gone, nobody would be left to grow.
         kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
         missing = self._blocks.blocks_for(sequence.num_tokens) + kept + self._held_back - self._num_free_blocks()
-        reason = PreemptionReason.HIGHER_RANK
-        return bool(evictable) and self._evict_for(sequence, evictable, missing, slots_missing, reason)
+        victims = self._victims(evictable, missing, slots_missing) if evictable else None
+        if victims:  # else what is kept free is enough
+            self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
+        return victims is not None
 
     def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
         """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
@@ -354,21 +362,12 @@ class StepPass:
         if not self._scheduler.swaps.bring_back(sequence):
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
-            self._announce_start(sequence, num_cached)
+            self._scheduler.num_recomputed_tokens += started(sequence, num_cached, self._now_s, self._scheduler.delta)
         self._scheduler.room.admitted(sequence.request.tier, self._blocks.blocks_for(sequence.num_tokens))
         self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
         self._place(sequence, num_tokens)
-
-    def _announce_start(self, sequence: Sequence, num_cached: int) -> None:
-        if not sequence.started:
-            sequence.started = True
-            sequence.queue_s = self._now_s - sequence.request.arrival_s
-            sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-            self._scheduler.delta(sequence).started = Started(sequence.num_cached_tokens, sequence.queue_s)
-        sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-        self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -414,21 +413,14 @@ class StepPass:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
         return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING]
 
-    def _evict_for(
-        self, gainer: Sequence, candidates: list[Sequence], num_blocks: int, num_slots: int, reason: PreemptionReason
-    ) -> bool:
-        """Evicts as many of the candidates as give so many blocks and slots; nobody, and False, if all would not do."""
-        pick, cost_s = self._scheduler.pick_victims, self._scheduler.swaps.cost_s
-        victims = pick(candidates, num_blocks, num_slots, self._policy, self._blocks, cost_s)
-        if victims is not None:
-            self._evict(victims, reason, gainer)
-        return victims is not None
+    def _victims(self, candidates: list[Sequence], num_blocks: int, num_slots: int = 0) -> list[Sequence] | None:
+        """Those of the candidates that give so many blocks and slots; None if all would not do."""
+        cost_s = self._scheduler.swaps.cost_s
+        return self._scheduler.pick_victims(candidates, num_blocks, num_slots, self._policy, self._blocks, cost_s)
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
-        if self._known is not None:
-            self._known_before = self._policy.rank(gainer)
-        self._forget_known()
+        self._ask_again()
         for victim in victims:
             self._evicted.add(victim)
             victim.num_evictions += reason is PreemptionReason.HIGHER_RANK

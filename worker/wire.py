@@ -156,6 +156,8 @@ def delta_to_wire(delta: Delta, request_id: int) -> pb.Delta:
     wire = pb.Delta(request_id=request_id, token_ids=delta.token_ids)
     if delta.queue_position is not None:
         wire.queue_position = delta.queue_position
+    if delta.estimated_wait_s is not None:
+        wire.estimated_wait_s = delta.estimated_wait_s
     if delta.started is not None:
         wire.started.cached_tokens = delta.started.cached_tokens
         wire.started.queue_s = delta.started.queue_s

@@ -73,7 +73,7 @@ class BandPolicy:
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
-        self.ranks_change = self._fair or bool(self._min.guarantees)
+        self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -81,6 +81,7 @@ class BandPolicy:
     def begin_step(self, now_s: float) -> None:
         self._min.advance(now_s)
         self._relegate(now_s)
+        self._deadlines.sort_places(self._tree)
         while self._promotions and self._promotions[0][0] <= now_s:
             due_s, ticket, request_id = heappop(self._promotions)
             stay = self._stays.get(request_id)
@@ -184,8 +185,7 @@ class BandPolicy:
         return self.leads_evict or any(own > self._band[other] for other in others)
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
-        # Whoever is owed ranks first and must get on: nobody after it could take its blocks, and both would stand still.
-        return self._band_of(victim) <= self._band_of(grower) or self._min.is_owed(grower.payer)
+        return self._band_of(victim) <= self._band_of(grower)
 
     def _band_of(self, sequence: Sequence) -> int:
         return 0 if sequence.relegated else self._band[sequence.request.tier]
@@ -257,11 +257,15 @@ class BandPolicy:
     def adopt(self, sequence: Sequence) -> None:
         sequence.relegated = sequence.relegated and self._deadlines.active
         self._caps.add(sequence.request.tenant)
-        self._tree(sequence).adopt(sequence)
+        tree = self._tree(sequence)
+        tree.adopt(sequence)
+        self._deadlines.runs(sequence, tree.leaf_key(sequence.payer))
 
     def on_release(self, sequence: Sequence) -> None:
-        self._tree(sequence).release(sequence)
+        tree = self._tree(sequence)
+        tree.release(sequence)
         self._caps.remove(sequence.request.tenant)
+        self._deadlines.runs_no_more(sequence, tree.leaf_key(sequence.payer))
 
     def on_charge(self, payer: Payer, cost: int, ledger: Ledger = Ledger.WORK) -> None:
         band = self._band.get(payer.tier)

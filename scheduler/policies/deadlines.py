@@ -1,24 +1,33 @@
-"""`within_tenant: deadline`: when a waiting request must start so that its first token comes in time (EDF by latest start), who
-can no longer make it, and how long a step may be for the streams that run. Slack and relegation are Niyama's (arXiv 2503.22562).
+"""`within_tenant: deadline`: when a request's first token is due, which is what its tenant's requests go by (EDF), who can no
+longer be in time, and how long a step may be for the streams that run. Slack and relegation are Niyama's (arXiv 2503.22562).
+
+By due time and not by the latest time at which each must start: jobs that can all be in time are, if the one that is due first
+is always worked on, prompts that are half read included (Dertouzos 1974). By latest start they need not be: a long prompt that is
+due late may have to start before a short one that is due soon, which is then too late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import TYPE_CHECKING
 
 from fairlane.scheduler.policies.base import BatchView
+from fairlane.scheduler.policies.line import turn
 from fairlane.scheduler.policies.pace import Pace
-from fairlane.scheduler.request import RequestId, Sequence
+from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import Tier, WithinTenant
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.policies.wait_tree import WaitTree
 
 # What a capped step still leaves for prompts, so that somebody always gets on.
 _LEAST_PREFILL = 16
 
 
 class Deadlines:
-    """Stamps sequences with `latest_start_s`, which lines sort by. With `fcfs` it stamps all alike and knows no misses.
+    """Stamps sequences with `due_s`, which lines sort by. With `fcfs` it stamps all alike and knows no misses.
 
     max_step_s: no step is to be longer, whoever is in it.
     """
@@ -32,20 +41,22 @@ class Deadlines:
         self._budget = 1
         self._starts: list[tuple[float, int, Sequence]] = []
         self._entries = 0
+        self._reading: dict[Payer | str, dict[RequestId, Sequence]] = {}  # by leaf: those that run and had not begun to stream
 
     def stamp(self, sequence: Sequence, since_s: float) -> None:
         """It waits from now on. One that was relegated stays so until it ends."""
         sequence.relegated = sequence.relegated and self.active
-        sequence.latest_start_s = 0.0
+        sequence.due_s = sequence.latest_start_s = 0.0
         if not self.active:
             return
-        if sequence.num_output_tokens > len(sequence.request.output_token_ids):  # its stream has begun: the next token is due
-            sequence.latest_start_s = since_s + (self._tiers[sequence.request.tier].tpot_target_s or 0.0)
+        if _has_begun(sequence):  # the next token is due
+            sequence.due_s = since_s + (self._tiers[sequence.request.tier].tpot_target_s or 0.0)
         elif sequence.relegated:
-            sequence.latest_start_s = inf
+            sequence.due_s = sequence.latest_start_s = inf
         else:
             pending = sequence.num_tokens - sequence.num_computed_tokens
-            sequence.latest_start_s = self._due_s(sequence) - self._pace.prefill_s(pending, self._budget)
+            sequence.due_s = self._due_s(sequence)
+            sequence.latest_start_s = sequence.due_s - self._pace.prefill_s(pending, self._budget)
             if sequence.latest_start_s < inf:
                 self._entries += 1
                 heappush(self._starts, (sequence.latest_start_s, self._entries, sequence))
@@ -57,6 +68,37 @@ class Deadlines:
         due_s = inf if target_s is None else request.arrival_s + target_s
         return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
 
+    def runs(self, sequence: Sequence, leaf: Payer | str) -> None:
+        """It reads its prompt from now on, or goes on with its stream."""
+        if self.active and not sequence.relegated and not _has_begun(sequence):
+            self._reading.setdefault(leaf, {})[sequence.request_id] = sequence
+
+    def runs_no_more(self, sequence: Sequence, leaf: Payer | str) -> None:
+        reading = self._reading.get(leaf)
+        if reading is not None and reading.pop(sequence.request_id, None) is not None and not reading:
+            del self._reading[leaf]
+
+    def sort_places(self, tree_of: Callable[[Sequence], WaitTree]) -> None:
+        """Before a step: at each leaf whoever is due first has the earliest place, of those that wait and of those that read.
+        They exchange places among themselves; nobody else's changes."""
+        for leaf, reading in list(self._reading.items()):
+            for other in [one for one in reading.values() if one.steady_until or _has_begun(one)]:
+                self.runs_no_more(other, leaf)
+            by_due = sorted(reading.values(), key=turn)
+            for one, place in zip(by_due, sorted(one.place for one in by_due), strict=True):
+                one.place = place
+            tree = tree_of(by_due[0]) if by_due else None
+            line = None if tree is None else tree.line_beside(by_due[0])
+            head = None if line is None else line.head()
+            if tree is None or line is None or head is None:
+                continue
+            for one in by_due:
+                if turn(one) < turn(head) and one.place > line.place():
+                    tree.exchange_place(one)
+            for one in reversed(by_due):
+                if turn(one) > turn(head) and one.place < line.place():
+                    tree.exchange_place(one)
+
     def missed(self, now_s: float, waiting: Collection[RequestId]) -> Iterator[tuple[Sequence, float]]:
         """Those of `waiting` that cannot make it any more, and since when."""
         starts = self._starts
@@ -66,7 +108,7 @@ class Deadlines:
         while starts and starts[0][0] < now_s:
             latest_s, _, sequence = heappop(starts)
             if sequence.request_id in waiting and sequence.latest_start_s == latest_s:
-                sequence.latest_start_s = inf
+                sequence.due_s = sequence.latest_start_s = inf
                 yield sequence, max(latest_s, sequence.queued_at_s)
 
     def next_miss_s(self) -> float:
@@ -92,3 +134,8 @@ class Deadlines:
     def take_over(self, previous: Deadlines) -> None:
         """Starts with another's idea of the worker's speed."""
         self._pace, self._budget = previous._pace, previous._budget
+
+
+def _has_begun(sequence: Sequence) -> bool:
+    """Whether its stream has."""
+    return sequence.num_output_tokens > len(sequence.request.output_token_ids)

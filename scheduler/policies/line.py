@@ -1,6 +1,6 @@
-"""One leaf's waiting requests: who of them goes next, and which place in the common line that one takes. `order`, and latest
-starts where the policy has deadlines, sort only among them: whoever goes first takes their earliest place, so nobody else's
-position changes."""
+"""One leaf's waiting requests: who of them goes next, and which place in the common line that one takes. `order`, and due times
+where the policy has deadlines, sort only among them: whoever goes first takes their earliest place, so nobody else's position
+changes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from fairlane.scheduler.request import RequestId, Sequence
 Entry = tuple[int, float, int, int, RequestId]
 
 
+def turn(sequence: Sequence) -> tuple[int, float, int]:
+    """Of one leaf's requests whoever has the smallest goes next: order, due time, arrival."""
+    return (-sequence.request.order, sequence.due_s, sequence.arrival_index)
+
+
 class Line:
-    """Sequences by (-order, latest start, arrival). Removed ones are swept when they surface or outnumber the living.
+    """Sequences by turn(). Removed ones are swept when they surface or outnumber the living.
 
     Every push has its own ticket, so that a sequence which left and came back (evicted twice) is not found through the
     tombstone of its earlier stay.
@@ -34,8 +39,7 @@ class Line:
     def push(self, sequence: Sequence) -> None:
         self._ticket += 1
         self._members[sequence.request_id] = (self._ticket, sequence)
-        latest_s = sequence.latest_start_s
-        heappush(self._heap, (-sequence.request.order, latest_s, sequence.arrival_index, self._ticket, sequence.request_id))
+        heappush(self._heap, (*turn(sequence), self._ticket, sequence.request_id))
         self._owners[sequence.place] = sequence
         heappush(self._places, sequence.place)
 
@@ -81,6 +85,14 @@ class Line:
         other = self._owners[first]
         other.place, sequence.place = sequence.place, first
         self._owners[other.place], self._owners[first] = other, sequence
+
+    def exchange_first_place(self, other: Sequence) -> None:
+        """One that is no member takes the line's earliest place; whoever had it gets the other's."""
+        first = self.place()
+        owner = self._owners.pop(first)
+        owner.place, other.place = other.place, first
+        self._owners[owner.place] = owner
+        heappush(self._places, owner.place)
 
     def skip(self) -> None:
         """Sets the head aside until restore(); it stays a member. LookupError when there is none."""

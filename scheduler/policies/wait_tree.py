@@ -99,6 +99,18 @@ class WaitTree:
         line = self._leaf(sequence).line
         return sequence.place if line is None or line.head() is None else line.place()
 
+    def line_beside(self, sequence: Sequence) -> Line | None:
+        """Those that wait at the leaf of a running sequence; None if nobody does."""
+        line = self._leaf(sequence).line
+        return None if line is None or line.head() is None else line
+
+    def exchange_place(self, sequence: Sequence) -> None:
+        """A running sequence takes the earliest place of those that wait at its leaf, and gives its own for it."""
+        leaf = self._leaf(sequence)
+        if leaf.line is not None:
+            leaf.line.exchange_first_place(sequence)
+            self._offer(leaf)
+
     def skip(self, sequence: Sequence) -> None:
         """Sets the head of its line aside until restore()."""
         leaf = self._leaf(sequence)
@@ -198,12 +210,12 @@ class WaitTree:
                 node.expect(cost, came)
 
     def gap(self, candidate: Sequence, victim: Sequence) -> float:
-        """How far the victim's side is ahead of the candidate's, in cost over weight, where their paths part; 0 within one
-        leaf and where it is behind. By what they were charged: what is expected of a victim ends with it, and by that the
-        candidate would be the next one's victim."""
+        """How far the victim's side is ahead of the candidate's where their paths part, in cost of the one with the smaller
+        weight (so that the unit of weights does not matter); 0 within one leaf and where it is behind. By what they were
+        charged: what is expected of a victim ends with it, and by that the candidate would be the next one's victim."""
         for ahead, behind in zip(self._path_of(victim), self._path_of(candidate), strict=True):
             if ahead is not behind:
-                return max(0.0, ahead.charged_v - behind.charged_v)
+                return max(0.0, ahead.charged_v - behind.charged_v) * min(ahead.weight, behind.weight)
         return 0.0
 
     def lead(self, sequence: Sequence) -> tuple[float, ...]:
@@ -229,6 +241,10 @@ class WaitTree:
                 node = self._child(node, name)
             node.lift(v)
 
+    def leaf_key(self, payer: Payer) -> Payer | str:
+        """Whose requests share a leaf: a tenant's of one tier, of all tiers where the tree is not by tier."""
+        return payer if self._by_tier else payer.tenant
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _find(self, names: tuple[str, ...]) -> Node | None:
@@ -238,7 +254,7 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
-        key = payer if self._by_tier else payer.tenant  # tiers of one tenant share a leaf where the tree is not by tier
+        key = self.leaf_key(payer)
         leaf = self._leaves.get(key)
         if leaf is not None:
             return leaf

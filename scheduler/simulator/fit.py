@@ -38,6 +38,12 @@ class Cell(NamedTuple):
     seconds: float
     steps: int
 
+    @classmethod
+    def of(cls, steps: Sequence[tuple[StepWork, float]]) -> Cell:
+        """Of steps (work, seconds) that are alike."""
+        mean = StepWork(*(fmean(column) for column in zip(*(work for work, _ in steps), strict=True)))
+        return cls(mean, median(seconds for _, seconds in steps), len(steps))
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -68,12 +74,7 @@ def cells_of(steps: Iterable[tuple[StepWork, float]], least_steps: int = LEAST_S
         if work.tokens > 0 and seconds > 0:
             key = tuple(round(math.log(1 + count, _BIN)) for count in work)
             alike.setdefault(key, []).append((work, seconds))
-    found = []
-    for entries in alike.values():
-        if len(entries) >= least_steps:
-            mean = StepWork(*(fmean(column) for column in zip(*(work for work, _ in entries), strict=True)))
-            found.append(Cell(mean, median(seconds for _, seconds in entries), len(entries)))
-    return found
+    return [Cell.of(entries) for entries in alike.values() if len(entries) >= least_steps]
 
 
 def fit(cells: Sequence[Cell]) -> Fit:

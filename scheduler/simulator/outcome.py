@@ -11,11 +11,13 @@ from fairlane.scheduler.simulator.plan import Planned
 @dataclass(slots=True)
 class Outcome:
     """Times are seconds from the start of the run, at the gateway; None: not by the end of it. worker: -1: none as yet.
-    preemptions: how often it lost its KV; evictions: those for somebody of higher rank."""
+    preemptions: how often it lost its KV; evictions: those for somebody of higher rank. estimated_wait_s: what the worker said
+    when it was queued."""
 
     planned: Planned
     worker: int = -1
     queue_s: float | None = None
+    estimated_wait_s: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
     evictions: int = 0

@@ -142,6 +142,8 @@ class Simulation:
         self.log.delta(worker, time_s, delta)
         outcome = self.outcomes[delta.request_id]
         time_s += self._shape.network_s
+        if delta.estimated_wait_s is not None:
+            outcome.estimated_wait_s = delta.estimated_wait_s
         if delta.started is not None:
             outcome.queue_s = delta.started.queue_s
             outcome.cached_tokens = delta.started.cached_tokens

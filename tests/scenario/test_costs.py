@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from books import Books
 from engine_world import request, world
-from fairlane.scheduler.cost import PS_PER_S, Cost, Ledger, Rate, RooflineCost, StepModel, TokensCost
+from fairlane.scheduler.cost import PS_PER_S, Cost, Ledger, RooflineCost, StepModel, TokensCost
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.fake_executor import StepTime
@@ -32,45 +33,6 @@ TIERS = (Tier("gold", 100), Tier("batch", 10))
 def every_step_looks() -> Iterator[None]:
     with patch.object(DecodeLane, "may_join", return_value=False), patch.object(Settlement, "holds", return_value=False):
         yield
-
-
-class Books:
-    """Every charge by payer and ledger, whichever way it came; and what steps say they cost."""
-
-    def __init__(self, driver: EngineDriver) -> None:
-        driver.turn()  # the policy is applied
-        self.charged: Counter[tuple[Payer, Ledger]] = Counter()
-        self.step_costs = 0
-        self._decoding: Counter[Payer] = Counter()
-        self._tokens: Counter[Payer] = Counter()
-        self._policy = driver.scheduler.policy
-        self._hooks = self._policy.on_charge, self._policy.on_decoding, self._policy.on_steady_step
-        for name in ("on_charge", "on_decoding", "on_steady_step"):
-            setattr(self._policy, name, getattr(self, name))
-        observe = driver.scheduler.cost.observe
-
-        def observed(charged: int, elapsed_s: float) -> None:
-            self.step_costs += charged
-            observe(charged, elapsed_s)
-
-        self.watch = patch.object(type(driver.scheduler.cost), "observe", lambda cost, *step: observed(*step))
-
-    def on_charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
-        self.charged[payer, ledger] += cost
-        self._hooks[0](payer, cost, ledger)
-
-    def on_decoding(self, payer: Payer, change: int, tokens: int) -> None:
-        self._decoding[payer] += change
-        self._tokens[payer] += tokens
-        self._hooks[1](payer, change, tokens)
-
-    def on_steady_step(self, rate: Rate, ledger: Ledger) -> None:
-        for payer, count in self._decoding.items():
-            self.charged[payer, ledger] += count * rate.per_sequence + self._tokens[payer] * rate.per_token
-        self._hooks[2](rate, ledger)
-
-    def sum(self, ledger: Ledger) -> int:
-        return sum(cost for (_, of), cost in self.charged.items() if of is ledger)
 
 
 @st.composite

@@ -169,14 +169,16 @@ class GenerateEvent(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., output_finished: _Optional[_Union[OutputFinished, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Queued(_message.Message):
-    __slots__ = ("request_id", "position", "tier")
+    __slots__ = ("request_id", "position", "tier", "estimated_wait_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     tier: str
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
+    estimated_wait_s: float
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., tier: _Optional[str] = ..., estimated_wait_s: _Optional[float] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens")

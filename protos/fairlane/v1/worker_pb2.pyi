@@ -311,7 +311,7 @@ class DecodedTokens(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "queue_position", "started", "resumed_after_s", "token_ids", "preempted", "ended")
+    __slots__ = ("request_id", "queue_position", "started", "resumed_after_s", "token_ids", "preempted", "ended", "estimated_wait_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     queue_position: int
     started: StartedDelta
@@ -326,7 +327,8 @@ class Delta(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     preempted: PreemptedDelta
     ended: EndedDelta
-    def __init__(self, request_id: _Optional[int] = ..., queue_position: _Optional[int] = ..., started: _Optional[_Union[StartedDelta, _Mapping]] = ..., resumed_after_s: _Optional[float] = ..., token_ids: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Union[PreemptedDelta, _Mapping]] = ..., ended: _Optional[_Union[EndedDelta, _Mapping]] = ...) -> None: ...
+    estimated_wait_s: float
+    def __init__(self, request_id: _Optional[int] = ..., queue_position: _Optional[int] = ..., started: _Optional[_Union[StartedDelta, _Mapping]] = ..., resumed_after_s: _Optional[float] = ..., token_ids: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Union[PreemptedDelta, _Mapping]] = ..., ended: _Optional[_Union[EndedDelta, _Mapping]] = ..., estimated_wait_s: _Optional[float] = ...) -> None: ...
 
 class StartedDelta(_message.Message):
     __slots__ = ("cached_tokens", "queue_s")

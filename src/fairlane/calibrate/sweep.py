@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
-from statistics import fmean, median
 from typing import Any
 
 from fairlane.calibrate.grid import ROOM, Point
@@ -54,7 +53,7 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """One for each point that was reached."""
-        return [_cell(samples) for samples in self._samples.values()]
+        return [Cell.of(samples) for samples in self._samples.values()]
 
     def _visit(self, point: Point) -> None:
         outputs = self._steps(point)
@@ -111,8 +110,3 @@ class Sweep:
 
 def _tokens(slot: int, length: int, vocab_size: int) -> list[int]:
     return [(slot * 31 + place * 7) % vocab_size for place in range(length)]
-
-
-def _cell(samples: Sequence[tuple[StepWork, float]]) -> Cell:
-    work = StepWork(*(fmean(column) for column in zip(*(work for work, _ in samples), strict=True)))
-    return Cell(work, median(seconds for _, seconds in samples), len(samples))

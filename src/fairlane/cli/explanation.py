@@ -49,7 +49,7 @@ def _more(answer: Any) -> Iterator[str]:
     if answer.holders:
         yield f"running: {_parties(answer.holders)}"
     if answer.HasField("estimated_start_s"):
-        yield f"may start in {answer.estimated_start_s:.0f} s, as requests started in the last minute"
+        yield f"may start in {answer.estimated_start_s:.0f} s, as requests started lately"
     if answer.preemptions:
         yield "lost its blocks " + (f"{answer.preemptions} times" if answer.preemptions > 1 else "once")
     for eviction in answer.evictions[-_SHOWN_EVICTIONS:]:

@@ -148,7 +148,7 @@ async def test_the_command_says_it_in_words(service: Service) -> None:
         "  rank: before it go 4 of saas/paid/alice in gold, 1 of saas/paid/bob in gold, 2 of acme/shop in batch",
         "  blocks: needs 9, 4 are free, 6 are missing beside those that run",
         "  running: 3 of acme/docs in gold (it may take the blocks of 1)",
-        "  may start in 30 s, as requests started in the last minute",
+        "  may start in 30 s, as requests started lately",
         "  lost its blocks 2 times",
         "  5.0 s ago: swapped (higher_rank) for saas/paid/alice in gold",
         "  1.0 s ago: recomputed (kv_capacity) for acme/shop in batch",

@@ -14,9 +14,8 @@ from fairlane.scheduler.tenancy import PolicySnapshot, Tier, TiersPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from bench_policies import PROMISES, Promise, judge
+from bench_policies import PROMISES, RUNS, Promise, judge
 from policy_ledger import run_with_ledger
-from policy_runs import RUNS
 
 SEEDS = [{"a": 0.5, "b": 0.7}, {"a": 1.1, "b": 0.7}]
 

@@ -170,3 +170,15 @@ def _by_path(tickets: list[Ticket]) -> dict[str, int]:
 
 TestTickets = TicketMachine.TestCase
 TestTickets.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_full_queue_sends_away_for_as_long_as_the_worker_thinks_it_takes() -> None:
+    admission, limits = Admission(FakeClock()), Limits((Cap("acme/shop", max_queue=1),))
+    ticket = admission.admit(SHOP, "a", "gold", limits)
+    delays = []
+    for told_s in (None, 20.0, 1000.0, 0.01):
+        if told_s is not None:
+            ticket.waits(told_s)
+        delays.append(refusal(admission, SHOP, "b", limits).retry_after_s or 0.0)
+    wanted = [(0.5, 1.5), (10.0, 30.0), (30.0, 90.0), (0.5, 1.5)]  # with jitter; a second at least, a minute at most
+    assert [low <= delay <= high for delay, (low, high) in zip(delays, wanted, strict=True)] == [True] * 4

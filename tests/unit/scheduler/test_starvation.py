@@ -10,7 +10,7 @@ import pytest
 
 from engine_world import BATCH, GOLD, STANDARD, expected_tokens, request, snapshot, world
 from fairlane.scheduler.fake_executor import StepTime
-from fairlane.scheduler.request import RequestId, Sequence
+from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.tenancy import Tier
 
 
@@ -326,11 +326,30 @@ def test_max_wait_ends_who_was_never_placed_and_nobody_else() -> None:
     assert d.transcripts[RequestId(2)].ended.error_reason == "QUEUE_TIMEOUT"
 
 
-def test_whoever_is_owed_and_must_grow_gets_on_when_only_a_higher_tier_has_blocks() -> None:
-    # 13 blocks of 8 tokens: gold holds 7, the standard request that is owed its minimum 6, and both need another.
-    tiers = (GOLD, Tier("standard", 50, min_share=0.1))
-    d = world(tiers=tiers, num_blocks=13, block_size=8, prefix_caching=False)
-    asked = [request(1, "gold", prompt=36, max_tokens=30), request(2, "standard", prompt=37, max_tokens=36, arrival_s=0.022)]
-    d.add_at_arrival(asked)
-    d.run_until_idle(3000)
+def test_what_a_growing_sequence_frees_goes_to_the_head_it_was_too_late_for_not_to_a_lower_tier() -> None:
+    """10 blocks: standard holds 3, batch 6. Neither waiting request fits. When standard needs its fifth block, batch loses all of
+    its own: gold, which was passed over before that in the same step, fits now, and goes before the other batch request."""
+    d = world(num_blocks=10, budget=256, tiers=(GOLD, Tier("standard", 50), Tier("batch", 10)))
+    d.add(request(1, "standard", prompt=47, max_tokens=40))
+    d.add(request(2, "batch", prompt=95, max_tokens=40))
+    for _ in range(3):
+        d.turn()
+    victim = d.scheduler.sequence(RequestId(2))
+    victim.num_evictions = 3  # immune to eviction for rank
+    d.add(request(3, "gold", prompt=60, max_tokens=4))
+    d.add(request(4, "batch", prompt=10, max_tokens=4))
+    while victim.status is SequenceStatus.RUNNING:
+        d.turn()
+    assert [n for n in (3, 4) if any(delta.started for delta in d.transcripts[RequestId(n)].deltas)] == [3]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_two_that_must_grow_do_not_wait_for_each_other_for_ever(depth: int) -> None:
+    """9 blocks, 4 each at the start. Whose tier is below its min ranks first and takes the ninth; for another it may not
+    take gold's, so gold, which needs one too, takes its."""
+    d = world(num_blocks=9, budget=256, tiers=(GOLD, Tier("batch", 10, min_share=0.9)), depth=depth, prefix_caching=False)
+    asked = [request(n, tier, prompt=60, max_tokens=40) for n, tier in ((1, "gold"), (2, "batch"), (3, "batch"))]
+    for one in asked:
+        d.add(one)
+    d.run_until_idle(2000)
     assert [d.transcripts[one.request_id].token_ids for one in asked] == [expected_tokens(one) for one in asked]
