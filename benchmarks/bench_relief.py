@@ -34,7 +34,9 @@ def reserve(seed: int, times: float, most: float) -> Numbers:
 
     def prepare(scheduler: Scheduler) -> None:
         blocks = scheduler.blocks
-        scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, scheduler.limits.watermark, times, most)
+        scheduler.room = Room(
+            blocks.num_usable_blocks, blocks.block_size, scheduler.limits.watermark, scheduler.swaps, times, most
+        )
 
     workload = made("W9", seed, 30.0, TIGHT)
     fcfs = run(workload, TiersPolicy.FCFS, TIGHT, prepare=prepare)

@@ -11,16 +11,6 @@ from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.victims import CostOf
 
 
-class _Watermark(Room):
-    """Expects nothing."""
-
-    def ended(self, num_output_tokens: int) -> None:
-        """Not learned from."""
-
-    def admitted(self, tier: str, num_blocks: int) -> None:
-        """Not learned from."""
-
-
 def evict_last_come(scheduler: Scheduler) -> None:
     """Of a scheduler that has no requests yet. The policy's ranks still come first."""
 
@@ -37,4 +27,5 @@ def evict_last_come(scheduler: Scheduler) -> None:
         return victims if blocks_missing <= 0 and len(victims) >= slots_missing else None
 
     scheduler.pick_victims = pick
-    scheduler.room = _Watermark(scheduler.blocks.num_usable_blocks, scheduler.blocks.block_size, scheduler.limits.watermark)
+    blocks = scheduler.blocks
+    scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, scheduler.limits.watermark, scheduler.swaps, reserve=0.0)

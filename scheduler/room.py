@@ -6,7 +6,8 @@ costs a request time; to be evicted costs everybody what is computed again.
     who may evict comes the blocks that tiers with the right to evict took, per admission of anybody
 
 Both are means of something with a spread as large as itself, so RESERVE times as much is kept. Who has the right to evict
-need not leave it: he would take the blocks of others for it.
+need not leave it: he would take the blocks of others for it. Blocks left free are sequences that do not run, so less is left
+where evictions are cheaper than recompute: nothing beyond the least, where they are swapped to host memory beside the steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ LARGEST_PART = 1 / 11
 _SMOOTHING = 1 / 32
 
 
+class Eviction(Protocol):
+    """The part of Swaps that is asked here."""
+
+    def part_of_recompute(self, num_blocks: int) -> float: ...
+
+
 class Rights(Protocol):
     """The part of a Policy that is asked here."""
 
@@ -32,11 +39,18 @@ class Room:
     the part left free at most."""
 
     def __init__(
-        self, num_usable_blocks: int, block_size: int, share: float, reserve: float = RESERVE, most: float = LARGEST_PART
+        self,
+        num_usable_blocks: int,
+        block_size: int,
+        share: float,
+        eviction: Eviction,
+        reserve: float = RESERVE,
+        most: float = LARGEST_PART,
     ) -> None:
         self._least = max(1, int(share * num_usable_blocks))
         self._most = max(self._least, int(most * num_usable_blocks))
         self._block_size = block_size
+        self._eviction = eviction
         self._reserve = reserve
         self._num_ended = self._num_admitted = 0
         self._output_tokens = 0.0
@@ -71,4 +85,5 @@ class Room:
         others = [other for other in self._taken if other != tier]
         above = [o for o in others if policy.could_preempt(o, (tier,)) and not policy.could_preempt(tier, (o,))]
         expected = self._output_tokens / self._block_size + sum(self._taken[other] for other in above)
-        return max(self._least, min(int(self._reserve * expected), self._most))
+        reserve = min(self._reserve * expected, self._most)
+        return max(self._least, int(reserve * self._eviction.part_of_recompute(int(reserve))))

@@ -78,8 +78,8 @@ class Scheduler:
         self.policy_generation = 0
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
-        self.swaps = Swaps(blocks, limits.min_swap_tokens)
-        self.room = Room(blocks.num_usable_blocks, blocks.block_size, limits.watermark)
+        self.swaps = Swaps(blocks, limits.min_swap_tokens, limits.max_num_batched_tokens)
+        self.room = Room(blocks.num_usable_blocks, blocks.block_size, limits.watermark, self.swaps)
         self.pick_victims: VictimRule = cheapest
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()

@@ -14,27 +14,50 @@ from fairlane.scheduler.relief_costs import ReliefCosts
 from fairlane.scheduler.request import Sequence
 from fairlane.scheduler.victims import cheapest
 
+STEP = 500
 
-def learned(block_s: float, token_s: float = 1e-4) -> ReliefCosts:
-    costs = ReliefCosts()
+
+def learned(block_s: float, token_s: float = 1e-4, fixed_s: float = 5e-3) -> ReliefCosts:
+    costs = ReliefCosts(STEP)
     for turn in range(300):
         tokens = 50 + 100 * (turn % 3)
-        costs.observe(tokens, 0, 5e-3 + token_s * tokens)
-        costs.observe(tokens, 20, 5e-3 + token_s * tokens + 20 * block_s)
+        costs.observe(tokens, 0, fixed_s + token_s * tokens)
+        costs.observe(tokens, 20, fixed_s + token_s * tokens + 20 * block_s)
     return costs
 
 
 def test_a_tokens_time_and_a_copys_are_told_apart() -> None:
     costs = learned(block_s=3e-4)
-    assert (costs.token_s, costs.block_s) == (pytest.approx(1e-4, rel=0.01), pytest.approx(3e-4, rel=0.01))
+    # A full step takes 5 ms + 500 * 0.1 ms, a five hundredth of it 0.11 ms.
+    assert (costs.token_s, costs.block_s) == (pytest.approx(1.1e-4, rel=0.01), pytest.approx(3e-4, rel=0.01))
 
 
-def test_copies_that_run_beside_the_step_cost_nothing() -> None:
-    assert learned(block_s=0.0).swap_s(100) == pytest.approx(0.0, abs=1e-4)
+def test_copies_that_run_beside_the_step_cost_nothing_although_steps_differ() -> None:
+    costs = learned(block_s=0.0)
+    for turn in range(50):  # a millisecond more, a millisecond less
+        costs.observe(50, 20, 5e-3 + 50e-4 + (1e-3 if turn % 2 else -1e-3))
+    assert costs.block_s == pytest.approx(0.0, abs=1e-5)
+
+
+def test_where_a_step_takes_as_long_whatever_is_in_it_a_token_costs_its_part_of_it() -> None:
+    assert learned(0.0, token_s=0.0, fixed_s=10e-3).token_s == pytest.approx(10e-3 / STEP, rel=0.01)
+
+
+def test_copies_are_tried_before_they_are_known_and_again_some_time_after_they_were_dear() -> None:
+    costs, found = ReliefCosts(STEP), []
+    for _ in range(20):
+        costs.observe(100, 0, 10e-3)
+    found.append(costs.swap_s(10) < costs.recompute_s(0, 160))
+    costs.observe(100, 10, 1.0)  # a stall
+    found.append(costs.swap_s(10) < costs.recompute_s(0, 160))
+    for _ in range(80):
+        costs.recomputes()
+    found.append(costs.swap_s(10) < costs.recompute_s(0, 160))
+    assert found == [True, False, True]
 
 
 def test_a_longer_context_costs_more_per_token() -> None:
-    costs = ReliefCosts()
+    costs = ReliefCosts(STEP)
     assert costs.recompute_s(8000, 100) > 1.2 * costs.recompute_s(0, 100)
 
 

@@ -13,8 +13,20 @@ VIP = make_policy(snapshot())
 BLOCKS = 3300  # a hundredth is 33, an eleventh is 300
 
 
-def room() -> Room:
-    return Room(BLOCKS, 16, 0.01)
+class Eviction:
+    """part: what one costs of what recompute would. asked: about how many blocks."""
+
+    def __init__(self, part: float) -> None:
+        self.part = part
+        self.asked = 0
+
+    def part_of_recompute(self, num_blocks: int) -> float:
+        self.asked = num_blocks
+        return self.part
+
+
+def room(part: float = 1.0) -> Room:
+    return Room(BLOCKS, 16, 0.01, Eviction(part))
 
 
 def test_before_anything_is_known_the_least_is_kept_and_nothing_where_nobody_runs() -> None:
@@ -59,6 +71,22 @@ def test_what_a_tier_took_long_ago_is_forgotten_with_time_and_at_once_with_its_p
     learned.admitted("gold", 3000)
     learned.forget_tiers()
     assert (faded, learned.kept_from("batch", VIP, 9)) == (33, 33)
+
+
+@pytest.mark.parametrize(("part", "kept"), [(1.0, 90), (0.5, 45), (0.0, 33)])
+def test_the_less_an_eviction_costs_of_recompute_the_less_is_left(part: float, kept: int) -> None:
+    learned = room(part)
+    learned.ended(320)  # 20 blocks, times RESERVE
+    assert learned.kept_from("batch", VIP, 9) == kept
+
+
+def test_with_host_memory_and_copies_that_cost_nothing_only_the_least_is_left() -> None:
+    found = []
+    for num_host_blocks in (0, 3, 40):
+        driver = world(num_blocks=110, budget=512, num_host_blocks=num_host_blocks, prefix_caching=False)
+        driver.scheduler.room.ended(48)  # three blocks; at most a tenth of all is left
+        found.append(driver.scheduler.room.kept_from("batch", VIP, 9))
+    assert found == [10, 10, 1]
 
 
 def test_a_sequence_that_others_would_outgrow_is_not_let_in_and_nobody_is_evicted() -> None:
