@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run demo test test-long test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-replay bench-shares bench-shaping bench-tiers bench-cpu check format layering protos protos-check clean
+.PHONY: help setup model run demo test test-long test-gpu sanitize-gpu bench-kernels bench-engine bench-serving bench-serving-gpu bench-gpu bench-scheduler bench-policies bench-simulator bench-replay bench-shares bench-shaping bench-tenants bench-tiers bench-cpu check format layering protos protos-check clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -136,7 +136,12 @@ bench-serving-gpu: ## The gateway on one GPU: the chat list over gRPC against th
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_serving.py --device cuda --model llama-3.1-8b $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
-bench-gpu: ## Kernels, engine and gateway on one H200, results into benchmarks/results (about twelve minutes)
+bench-tenants: ## Tenants beside each other under overload on one H200: latency, throughput, shares (about nine minutes)
+	@$(call with_gpu,torch triton numpy yaml grpc grpc_health grpc_reflection grpc_status watchfiles typer rich tokenizers jinja2 prometheus_client) \
+	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
+	  "$$python" benchmarks/bench_tenants.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
+
+bench-gpu: ## Kernels, engine and gateway on one H200, results into benchmarks/results (about five minutes)
 	$(MAKE) bench-kernels JSON=benchmarks/results/bench_kernels-h200.json
 	$(MAKE) bench-engine JSON=benchmarks/results/bench_engine-h200.json \
 	  BENCH_ARGS="--model llama-3.1-8b,qwen3-0.6b,llama-2-7b --csv benchmarks/results/bench_engine-h200.csv"

@@ -107,15 +107,17 @@ def look_at(target: str, key: str) -> pb.Model:
 
 
 @contextmanager
-def served(folder: Path, config: WorkerConfig, ready_timeout_s: float) -> Iterator[tuple[str, str]]:
-    """`fairlane serve` with state and files in `folder` (short: sockets lie there too): its address and a key. Raises
+def served(
+    folder: Path, config: WorkerConfig, ready_timeout_s: float, policy: str = POLICY
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """`fairlane serve` with state and files in `folder` (short: sockets lie there too): its address and the tenants' keys. Raises
     NotServingError with its log."""
     values = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
     sizes = {"kv_cache": config.kv_cache, "host_kv_cache": config.host_kv_cache}
     values |= {name: None if size is None else f"{size}B" for name, size in sizes.items()}
     command = [sys.executable, "-m", "fairlane", "serve", "--port", "0", "--ready-timeout", str(ready_timeout_s)]
     command += ["--state-dir", str(folder / "state")]
-    for flag, text in {"policy": POLICY, "config": GATEWAY, "worker-config": json.dumps(values, indent=1)}.items():
+    for flag, text in {"policy": policy, "config": GATEWAY, "worker-config": json.dumps(values, indent=1)}.items():
         (folder / f"{flag}.yaml").write_text(text)
         command += [f"--{flag}", str(folder / f"{flag}.yaml")]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FAIRLANE_")} | {"XDG_RUNTIME_DIR": str(folder)}
@@ -133,7 +135,7 @@ def served(folder: Path, config: WorkerConfig, ready_timeout_s: float) -> Iterat
         if address is None or log[-1].strip() != "Ready.":
             raise NotServingError("fairlane serve did not become ready:\n" + "".join(log[-20:]).rstrip())
         threading.Thread(target=log.extend, args=(process.stdout,), daemon=True).start()  # it must not wait for a full pipe
-        yield address[1], json.loads((folder / "state" / "demo-keys.json").read_text())["tenants"][TENANT]
+        yield address[1], json.loads((folder / "state" / "demo-keys.json").read_text())["tenants"]
     finally:
         late.cancel()
         process.terminate()
@@ -267,8 +269,8 @@ def measure(given: argparse.Namespace, load: Load, folder: Path, rows: list[Row]
         rows.append(over_grpc(given, given.target, given.key_file.read_text().strip(), load, say))
         return []
     config = worker_config(given, folder)
-    with served(folder, config, given.ready_timeout) as (target, key):
-        rows.append(over_grpc(given, target, key, load, say))
+    with served(folder, config, given.ready_timeout) as (target, keys):
+        rows.append(over_grpc(given, target, keys[TENANT], load, say))
     if given.no_offline:
         return []
     try:

@@ -41,7 +41,7 @@ class NotServingError(Exception):
 @dataclass(frozen=True, slots=True)
 class Order:
     """One process's part of a load. concurrency: the most of its requests in flight, None: all at once. timeout_s: a request's
-    deadline, which counts from its own start."""
+    deadline, which counts from its own start. starts_s: when each is sent, after the common start; None: as soon as it may."""
 
     target: str
     key: str = field(repr=False)
@@ -49,6 +49,7 @@ class Order:
     outputs: Sequence[int]
     concurrency: int | None
     timeout_s: float
+    starts_s: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,13 @@ async def _all(order: Order, channel: grpc.aio.Channel, requests: Sequence[bytes
     waiting, now = iter(range(len(requests))), time.monotonic
     method = channel.unary_stream(GENERATE)  # no serializers: bytes in, bytes out
     metadata = (("authorization", f"Bearer {order.key}"),)
+    began_s = now()
 
     async def one_after_another() -> None:
         for number in waiting:
             one = kept[number]
+            if order.starts_s is not None:
+                await asyncio.sleep(began_s + order.starts_s[number] - now())
             one.sent_s = now()
             try:
                 async for message in method(requests[number], metadata=metadata, timeout=order.timeout_s):

@@ -106,12 +106,12 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
 ):
     tile = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
+    sequence = tl.load(tiles_ptr + tile * 4)  # before the branch, so that the program waits for memory once
+    first_row = tl.load(tiles_ptr + tile * 4 + 1)
     tokens = tl.load(tiles_ptr + tile * 4 + 2)
+    position = tl.load(tiles_ptr + tile * 4 + 3)
     if tokens == 0:
         return
-    sequence = tl.load(tiles_ptr + tile * 4)
-    first_row = tl.load(tiles_ptr + tile * 4 + 1)
-    position = tl.load(tiles_ptr + tile * 4 + 3)
     table = table_ptr + sequence.to(tl.int64) * stride_table
 
     rows = tl.arange(0, BLOCK_M)
@@ -142,15 +142,9 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     k_ids = tl.load(table + keys // BLOCK_SIZE, mask=keys < full_end, other=0)
     if OVERLAP:
         # The product with V lags one tile behind, so that it runs while the CUDA cores weigh the next tile. The first one adds
-        # 0 times the first V tile; the last V tile is fetched now and used after the loop. The lagging shares are kept in
-        # float32: in half precision ptxas would serialize the tensor cores' instructions.
+        # 0 times the first V tile; the last V tile is used after the loop. The lagging shares are kept in float32: in half
+        # precision ptxas would serialize the tensor cores' instructions.
         v_ids = tl.load(table + keys // BLOCK_SIZE, mask=keys < full_end, other=0)
-        keys = full_end - BLOCK_N + lanes
-        there = keys >= full_begin
-        slots = _slots(
-            tl.load(table + keys // BLOCK_SIZE, mask=there, other=0), keys, stride_block, BLOCK_SIZE, BLOCK_N, HEAD_DIM
-        )
-        v_last = tl.load(v_base + slots[:, None] + dims[None, :], mask=there[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
         shares = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         decay = tl.full([BLOCK_M], 1.0, tl.float32)
         for start in tl.range(full_begin, full_end, BLOCK_N):
@@ -163,7 +157,10 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
             scores = _scores(q, k, unit, SOFTCAP)
             acc = _add(acc, decay, shares, v)
             shares, decay, peak, total = _weigh(scores, peak, total, factor)
-        acc = _add(acc, decay, shares, v_last)
+        keys = full_end - BLOCK_N + lanes
+        slots = _slots(v_ids, keys, stride_block, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
+        there = (keys >= full_begin)[:, None] & (dims < HEAD_DIM)[None, :]  # no key, where there is no full tile
+        acc = _add(acc, decay, shares, tl.load(v_base + slots[:, None] + dims[None, :], mask=there, other=0.0))
     else:
         for start in tl.range(full_begin, full_end, BLOCK_N):
             k = _load(k_base, k_ids, start + lanes, dims, stride_block, BLOCK_SIZE, BLOCK_N, HEAD_DIM)

@@ -11,7 +11,7 @@ from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Found, entries, limited
 from fairlane.gateway.policy.schema import PolicyFile
 from fairlane.gateway.policy.shares import is_only_child
-from fairlane.scheduler.tenancy import TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import Shaping, TiersPolicy, WithinTenant, WithinTier
 
 NOT_ENFORCED = "is not enforced yet"
 
@@ -64,11 +64,16 @@ def _tier_keys(located: Located[PolicyFile]) -> Iterator[Found]:
 
 def _targets(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
-    if scheduler.plugin is None and scheduler.within_tenant is WithinTenant.FCFS:
-        for name in located.value.tiers:
-            for key in ("ttft_target", "tpot_target"):
-                if _written(located, "tiers", name, key):
-                    yield ("tiers", name, key), "has no effect without scheduler.within_tenant deadline"
+    if scheduler.plugin is not None or scheduler.within_tenant is not WithinTenant.FCFS:
+        return
+    for name, tier in located.value.tiers.items():
+        for key in ("ttft_target", "tpot_target"):
+            if not _written(located, "tiers", name, key):
+                continue
+            if scheduler.tiers is TiersPolicy.VIP and tier.shaping is Shaping.OFF:
+                yield ("tiers", name, key), "has no effect without scheduler.within_tenant deadline or shaping"
+            elif scheduler.tiers is TiersPolicy.FCFS or (scheduler.tiers is TiersPolicy.FAIR and key == "tpot_target"):
+                yield ("tiers", name, key), "has no effect without scheduler.within_tenant deadline"
 
 
 def _weights(located: Located[PolicyFile]) -> Iterator[Found]:

@@ -24,19 +24,27 @@ if TYPE_CHECKING:
 
 # What a capped step still leaves for prompts, so that somebody always gets on.
 _LEAST_PREFILL = 16
+# A request that arrives waits for the step under way and the one launched behind it (pipeline depth 1), then for its own.
+_STEPS_TO_FIRST_TOKEN = 3
+
+
+def step_towards(ttft_target_s: float | None) -> float:
+    """The longest step, at any time, with which a prompt that fits in one has its first token in time; inf: any."""
+    return inf if ttft_target_s is None else ttft_target_s / _STEPS_TO_FIRST_TOKEN
 
 
 class Deadlines:
     """Stamps sequences with `due_s`, which lines sort by. With `fcfs` it stamps all alike and knows no misses.
 
-    max_step_s: no step is to be longer, whoever is in it.
+    learns: the worker's speed, which only deadlines and bounds on steps need.
     """
 
     def __init__(self, within: WithinTenant, tiers: Collection[Tier]) -> None:
         self.active = within is WithinTenant.DEADLINE
         self._tiers = {tier.name: tier for tier in tiers}
         self._capping = [tier for tier in tiers if tier.tpot_target_s is not None] if self.active else []
-        self.max_step_s = inf
+        self.learns = self.active
+        self._max_step_s = inf
         self._pace = Pace()
         self._budget = 1
         self._starts: list[tuple[float, int, Sequence]] = []
@@ -116,19 +124,30 @@ class Deadlines:
         return self._starts[0][0] if self._starts else inf
 
     def step_tokens(self, view: BatchView) -> int:
-        """The step's token budget: no longer a step than max_step_s and the tightest tpot_target of the streams in it."""
+        """The step's token budget: no longer a step than allowed, and than the tightest tpot_target of the streams in it."""
         self._budget = view.token_budget
         decoding = [t for t in self._capping if view.running.get(t.name, 0) > view.prefilling.get(t.name, 0)]
         target_s = min((tier.tpot_target_s or inf for tier in decoding), default=inf)
-        target_s = min(target_s, self.max_step_s)
+        target_s = min(target_s, self._max_step_s)
         tokens = self._pace.tokens_within(target_s)
         if tokens >= view.token_budget:
             return view.token_budget
         return min(view.token_budget, max(int(tokens), sum(view.running.values()) + _LEAST_PREFILL))
 
+    def bound_steps(self, max_step_s: float) -> None:
+        """No step is to be longer, whoever is in it."""
+        self._max_step_s = max_step_s
+        self.learns |= max_step_s < inf
+
+    def prompt_tokens(self, view: BatchView, step_s: float) -> float:
+        """How many tokens of prompts fit beside the streams that run into a step of step_s, at least _LEAST_PREFILL; inf while
+        nothing is known of the worker's speed."""
+        streams = sum(view.running.values()) - sum(view.prefilling.values())
+        return max(self._pace.tokens_within(step_s) - streams, _LEAST_PREFILL)
+
     def observe(self, num_tokens: int, elapsed_s: float) -> None:
         """One step of so many tokens took so long."""
-        if self.active or self.max_step_s < inf:
+        if self.learns:
             self._pace.observe(num_tokens, elapsed_s)
 
     def take_over(self, previous: Deadlines) -> None:

@@ -15,13 +15,15 @@ _STALL = 8
 
 
 class Pace:
-    """Guesses nothing: before it has seen steps of different sizes, a token costs no time."""
+    """Before it has seen steps of different sizes, a token costs no time; only a bound on steps then takes a longer step for one
+    whose time is all its tokens'."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._tokens = self._seconds = self._tokens2 = self._both = 0.0
         self.fixed_s = 0.0
         self.token_s = 0.0
+        self._mean = 0.0
 
     def observe(self, num_tokens: int, elapsed_s: float) -> None:
         """One step of so many tokens took so long."""
@@ -37,7 +39,7 @@ class Pace:
         self._seconds = self._seconds * _DECAY + elapsed_s
         self._tokens2 = self._tokens2 * _DECAY + num_tokens * num_tokens
         self._both = self._both * _DECAY + num_tokens * elapsed_s
-        mean, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        mean, mean_s = self._mean, _ = self._tokens / self._weight, self._seconds / self._weight
         variance = self._tokens2 / self._weight - mean * mean
         if variance > _SPREAD * mean * mean:
             self.token_s = max(0.0, (self._both / self._weight - mean * mean_s) / variance)
@@ -48,5 +50,7 @@ class Pace:
         return -(-num_tokens // budget) * self.fixed_s + num_tokens * self.token_s
 
     def tokens_within(self, seconds: float) -> float:
-        """The most tokens of a step that takes no longer; inf while a token is not known to cost anything."""
-        return (seconds - self.fixed_s) / self.token_s if self.token_s else inf
+        """The most tokens of a step that takes no longer; inf while no step is known to have taken longer."""
+        if self.token_s:
+            return (seconds - self.fixed_s) / self.token_s
+        return self._mean * seconds / self.fixed_s if self.fixed_s > seconds else inf

@@ -3,6 +3,10 @@
 Two things keep lower tiers alive (bands.py). Patience: a waiting request ranks one band higher after each patience waited,
 but never gains the right to evict. Minimum share: while a tier or node with waiting work is owed part of its `min`, its head goes
 first. What was admitted either way holds a lease: no eviction for priority until it has come some tokens further.
+
+What protects a tier inside the step is its `shaping`, and its latency targets say how far that must go: while it streams, lower
+tiers' prompts get what fits into a step of its tpot_target; and no step is longer than a third of its ttft_target, whoever is
+there, because who arrives waits for the step under way, for the one launched behind it, and for its own.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from math import inf
 
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
+from fairlane.scheduler.policies.deadlines import step_towards
 from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier
 
 # What the names stand for. A step of few tokens takes as long as reading the weights: prompts spread over steps fill that
@@ -33,7 +38,9 @@ class VIPPolicy(BandPolicy):
         shapings = {tier: tier.shaping for tier in snapshot.tiers if tier.shaping is not Shaping.OFF}
         self._rules = {tier: RULES[s] if isinstance(s, Shaping) else s for tier, s in shapings.items()}
         self._paused = False
-        self._deadlines.max_step_s = min((rule.max_step_s or inf for rule in self._rules.values()), default=inf)
+        longest_s = (min(rule.max_step_s or inf, step_towards(tier.ttft_target_s)) for tier, rule in self._rules.items())
+        self._deadlines.bound_steps(min(longest_s, default=inf))
+        self._deadlines.learns |= any(tier.tpot_target_s is not None for tier in self._rules)
 
     def plan(self, view: BatchView) -> StepPlan:
         plan = super().plan(view)
@@ -44,8 +51,11 @@ class VIPPolicy(BandPolicy):
         plan.protected_priority = protected.priority
         rests = rule.rests and self._paused and bool(view.prefilling.get(protected.name))
         plan.pause_lower = self._paused = rule.pause_decodes and not rests
-        if rule.prefill_share < 1:
-            plan.lower_prefill_cap = int(rule.prefill_share * plan.token_budget)
+        caps = [rule.prefill_share * plan.token_budget] if rule.prefill_share < 1 else []
+        if protected.tpot_target_s is not None and view.running.get(protected.name, 0) > view.prefilling.get(protected.name, 0):
+            caps.append(self._deadlines.prompt_tokens(view, protected.tpot_target_s))
+        if caps:
+            plan.lower_prefill_cap = int(min(*caps, plan.token_budget))
         return plan
 
     def _is_present(self, tier: Tier, view: BatchView) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from fairlane.bench.calls import GREEDY
 from fairlane.bench.loads import uniform
-from fairlane.bench.run import FCFS, GREEDY
+from fairlane.bench.run import FCFS
 from fairlane.clock import MonotonicClock
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.executor import Executor

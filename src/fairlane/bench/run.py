@@ -1,14 +1,18 @@
-"""Runs one load on a real engine in this process: the engine's own thread is ours, its boxes keep what goes by and are read only
-when all is over, so that watching costs a step one list append. It measures; what a run comes to in figures is figures.py's.
+"""Runs a load, or calls that arrive over time, on a real engine in this process: the engine's own thread is ours, its boxes keep
+what goes by and are read only when all is over, so that watching costs a step one list append. It measures; what a run comes to
+in figures is figures.py's.
 """
 
 from __future__ import annotations
 
 import gc
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from fairlane.bench.calls import GREEDY, Call, requests
 from fairlane.bench.host_times import HostTimes, TimedExecutor
 from fairlane.bench.loads import Load
 from fairlane.blockmgr.manager import BlockManager
@@ -17,16 +21,16 @@ from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.policies import make_policy
-from fairlane.scheduler.request import Request, RequestId, SamplingParams
+from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot, Tier, TiersPolicy
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executors import limits_of
 
-GREEDY = SamplingParams(temperature=0.0)
 FCFS = PolicySnapshot(1, "", TiersPolicy.FCFS, (Tier("standard", 50),))
 MAX_EMPTY_TURNS = 10_000
 PROGRESS_S = 0.25
+IDLE_S = 0.5e-3  # between looks at the clock while nobody is there
 
 
 class RunError(Exception):
@@ -66,17 +70,32 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class Served:
+    """One run of calls that arrived over time. start_s: when the first could arrive; tracks are in the calls' order."""
+
+    calls: Sequence[Call]
+    start_s: float
+    tracks: list[Track]
+    preemptions: int
+    recomputed_tokens: int
+    num_steps: int
+
+
+@dataclass(slots=True)
 class Boxes:
-    """The engine's inbox and outbox."""
+    """The engine's inbox and outbox. coming: requests in order of arrival, submitted when their time has come."""
 
     clock: MonotonicClock
     commands: list[Command] = field(default_factory=list)
+    coming: deque[Request] = field(default_factory=deque)
     kept: list[tuple[float, list[Delta], list[DecodedTokens]]] = field(default_factory=list)
     num_counted: int = 0
     num_tokens: int = 0
 
     def drain(self, timeout_s: float | None) -> Iterable[Command]:
         commands, self.commands = self.commands, []
+        while self.coming and self.coming[0].arrival_s <= self.clock.now():
+            commands.append(Add(self.coming.popleft()))
         return commands
 
     def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
@@ -164,8 +183,34 @@ class Bench:
             raise OutOfTimeError(
                 f"stopped after {seconds:.1f} s with {ended} requests done, {came / seconds:.0f} output tokens/s"
             )
-        _check(load, tracks)
+        _check([output for _, output in load.lengths], tracks)
         return Outcome(load, start_s, tracks, steps, scheduler.num_preemptions, scheduler.num_recomputed_tokens)
+
+    def serve(
+        self,
+        calls: Sequence[Call],
+        *,
+        seed: int = 0,
+        snapshot: PolicySnapshot = FCFS,
+        deadline_s: float | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Served:
+        """Submits each call when it arrives, in their order, and steps the engine until all have ended. As run() else."""
+        boxes, scheduler = Boxes(self.clock), self._scheduler(None)
+        made = requests(calls, self.executor.info.vocab_size, seed)
+        gc.collect()
+        engine = Engine(scheduler, self.executor, self.clock, boxes, boxes, self.config.pipeline_depth)
+        boxes.commands.append(ApplyPolicy(snapshot, _refuse_refusals))
+        engine.turn(wait=False)
+        start_s = self.clock.now()
+        boxes.coming.extend(replace(request, arrival_s=start_s + request.arrival_s) for request in made)
+        in_time = self._turn_until_idle(engine, scheduler, boxes, len(calls), deadline_s, None, progress)
+        tracks, steps = boxes.resolve(len(calls))
+        if not in_time:
+            ended = sum(track.ended is not None and track.ended.reason is EndReason.LENGTH for track in tracks)
+            raise OutOfTimeError(f"stopped after {self.clock.now() - start_s:.1f} s with {ended} of {len(calls)} requests done")
+        _check([call.output for call in calls], tracks)
+        return Served(calls, start_s, tracks, scheduler.num_preemptions, scheduler.num_recomputed_tokens, len(steps))
 
     def _scheduler(self, max_num_seqs: int | None) -> Scheduler:
         config, info = self.config, self.executor.info
@@ -192,8 +237,10 @@ class Bench:
         while True:
             busy = engine.turn(wait=False) if host is None else host.turn(engine)
             if not busy and not scheduler.num_unfinished and not boxes.commands:
-                return in_time
-            empty = 0 if busy else empty + 1
+                if not boxes.coming:
+                    return in_time
+                time.sleep(IDLE_S)
+            empty = 0 if busy or not scheduler.num_unfinished else empty + 1
             if empty > MAX_EMPTY_TURNS:
                 raise RunError(f"{scheduler.num_unfinished} requests wait and no step can be made for them")
             if progress is not None and self.clock.now() - told_s > PROGRESS_S:
@@ -201,6 +248,7 @@ class Bench:
                 progress(boxes.tokens_so_far())
             if in_time and deadline_s is not None and self.clock.now() > deadline_s:
                 in_time = False
+                boxes.coming.clear()
                 boxes.commands += [Abort(RequestId(number)) for number in range(count)]
 
 
@@ -215,8 +263,8 @@ def _requests(
         yield Request(RequestId(number), tenant, tier, prompt, output, GREEDY, arrival_s=now_s, cache_domain=f"tenant:{tenant}")
 
 
-def _check(load: Load, tracks: list[Track]) -> None:
-    for number, (track, (_, output)) in enumerate(zip(tracks, load.lengths, strict=True)):
+def _check(outputs: Sequence[int], tracks: list[Track]) -> None:
+    for number, (track, output) in enumerate(zip(tracks, outputs, strict=True)):
         if track.ended is None or track.ended.reason is not EndReason.LENGTH or track.num_tokens != output:
             said = "has not ended" if track.ended is None else f"{track.ended.reason.value} {track.ended.error_message}".strip()
             raise RunError(f"request {number} gave {track.num_tokens} of {output} tokens: {said}")

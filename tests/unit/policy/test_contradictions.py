@@ -137,7 +137,15 @@ def test_a_contradiction_is_one_error_that_names_both_places(text: str, line: st
         ),
         (
             policy_text(tiers="t: {priority: 1, tpot_target: 50ms}", a=""),
+            "tiers.t.tpot_target: has no effect without scheduler.within_tenant deadline or shaping",
+        ),
+        (
+            policy_text("{tiers: fair}", "t: {priority: 1, tpot_target: 50ms, ttft_target: 1s}", a=""),
             "tiers.t.tpot_target: has no effect without scheduler.within_tenant deadline",
+        ),
+        (
+            policy_text("{tiers: fcfs}", "t: {priority: 1, ttft_target: 50ms}", a=""),
+            "tiers.t.ttft_target: has no effect without scheduler.within_tenant deadline",
         ),
         (
             policy_text("{plugin: mine, within_tenant: deadline}", a="weight: 2", b=""),

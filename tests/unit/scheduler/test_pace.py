@@ -20,13 +20,13 @@ def test_it_finds_the_fixed_part_and_the_part_per_token(fixed_s: float, token_s:
     assert (pace.fixed_s, pace.token_s) == (pytest.approx(fixed_s, rel=1e-3, abs=1e-6), pytest.approx(token_s, rel=1e-3))
 
 
-def test_before_it_has_seen_steps_of_two_sizes_tokens_cost_nothing() -> None:
+def test_before_it_has_seen_steps_of_two_sizes_tokens_cost_nothing_unless_a_shorter_step_is_asked_for() -> None:
     pace = Pace()
     before = pace.prefill_s(1000, 100), pace.tokens_within(0.001)
     for _ in range(20):
         pace.observe(8, 0.01)
-    after = pace.prefill_s(1000, 100), pace.tokens_within(0.001)
-    assert (before, after) == ((0.0, inf), (pytest.approx(0.1), inf))  # ten steps at the least
+    after = pace.prefill_s(1000, 100), pace.tokens_within(0.02), pace.tokens_within(0.005)
+    assert (before, after) == ((0.0, inf), (pytest.approx(0.1), inf, pytest.approx(4)))  # ten steps at the least
 
 
 def test_what_fits_into_a_time_takes_that_time() -> None:

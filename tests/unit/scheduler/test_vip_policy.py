@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,9 +196,26 @@ def test_the_plan_is_what_the_shaping_says(shaping: Shaping | ShapingRule, plan:
     assert (policy.plan(alone), policy.plan(beside)) == (StepPlan(400), plan)
 
 
-@pytest.mark.parametrize("policy", [TiersPolicy.VIP, TiersPolicy.FCFS])
-def test_a_step_is_no_longer_than_max_step_with_no_vip_there(policy: TiersPolicy) -> None:
-    tiers = (Tier("gold", 100, shaping=ShapingRule(max_step_s=0.03)), Tier("batch", 10))
+MAX_STEP = Tier("gold", 100, shaping=ShapingRule(max_step_s=0.03))
+FIRST_TOKEN = Tier("gold", 100, shaping=Shaping.GENTLE, ttft_target_s=0.09)  # three steps of 30 ms
+
+
+@pytest.mark.parametrize(
+    ("policy", "gold", "bounded"),
+    [
+        (TiersPolicy.VIP, MAX_STEP, True),
+        (TiersPolicy.VIP, FIRST_TOKEN, True),
+        (TiersPolicy.VIP, replace(FIRST_TOKEN, shaping=Shaping.OFF), False),
+        (TiersPolicy.FAIR, FIRST_TOKEN, True),
+        (TiersPolicy.FAIR, MAX_STEP, False),
+        (TiersPolicy.FCFS, MAX_STEP, False),
+        (TiersPolicy.FCFS, FIRST_TOKEN, False),
+    ],
+)
+def test_a_step_is_no_longer_than_max_step_and_the_first_token_allow_with_no_vip_there(
+    policy: TiersPolicy, gold: Tier, bounded: bool
+) -> None:
+    tiers = (gold, Tier("batch", 10))
     time = StepTime(0.005, 0.0, 1e-4, 0.0)
     driver = world(policy=policy, tiers=tiers, budget=512, num_blocks=2000, step_time=time, max_num_seqs=8)
     lengths, update = [], driver.scheduler.update
@@ -209,8 +228,20 @@ def test_a_step_is_no_longer_than_max_step_with_no_vip_there(policy: TiersPolicy
     for number in range(1, 30):
         driver.add(request(number, "batch", prompt=300, max_tokens=5))
     driver.run_until_idle()
-    # The first steps teach it; shaping is VIP's.
-    assert (max(lengths[5:]) <= 0.0301) == (policy is TiersPolicy.VIP)
+    # The first steps teach it.
+    assert (max(lengths[5:]) <= 0.0301) == bounded
+
+
+def test_beside_a_vip_that_streams_lower_prompts_get_what_its_tpot_target_leaves() -> None:
+    gold = Tier("gold", 100, shaping=Shaping.BALANCED, tpot_target_s=0.015)
+    policy = VIPPolicy(PolicySnapshot(1, "", TiersPolicy.VIP, (gold, Tier("batch", 10))))
+    for tokens in (10, 500):
+        policy.on_step_time(tokens, tokens, 0.005 + 1e-4 * tokens)
+    streaming = policy.plan(BatchView(400, {"gold": 1, "batch": 29}, {"batch": 5})).lower_prefill_cap
+    crowded = policy.plan(BatchView(400, {"gold": 1, "batch": 120}, {})).lower_prefill_cap
+    reading = policy.plan(BatchView(400, {"gold": 1, "batch": 29}, {"gold": 1})).lower_prefill_cap
+    # 15 ms hold 100 tokens, of which 25 streams; at least 16; a VIP that reads its prompt has no stream to protect.
+    assert (streaming, crowded, reading) == (pytest.approx(75, abs=1), 16, 200)
 
 
 def test_under_gentle_lower_decodes_get_a_token_in_every_other_step_of_a_long_prompt() -> None:
