@@ -51,7 +51,7 @@ class Shaping(Enum):
 class ShapingRule:
     """The same in detail. prefill_share: part of the step's tokens that lower tiers' prefill may use while the tier is there.
     pause_decodes: lower tiers' decodes pause while it prefills. max_step_s: the longest a step may take, whoever is there.
-    rests: they pause in every other such step only, so that none goes without a token for two.
+    rests: they pause in every other step at most, so that none goes without a token for two.
     """
 
     prefill_share: float = 1.0

@@ -49,8 +49,7 @@ class VIPPolicy(BandPolicy):
             return plan
         rule = self._rules[protected]
         plan.protected_priority = protected.priority
-        rests = rule.rests and self._paused and bool(view.prefilling.get(protected.name))
-        plan.pause_lower = self._paused = rule.pause_decodes and not rests
+        plan.pause_lower = self._paused = rule.pause_decodes and not (rule.rests and self._paused)
         caps = [rule.prefill_share * plan.token_budget] if rule.prefill_share < 1 else []
         if protected.tpot_target_s is not None and view.running.get(protected.name, 0) > view.prefilling.get(protected.name, 0):
             caps.append(self._deadlines.prompt_tokens(view, protected.tpot_target_s))

@@ -244,8 +244,19 @@ def test_beside_a_vip_that_streams_lower_prompts_get_what_its_tpot_target_leaves
     assert (streaming, crowded, reading) == (pytest.approx(75, abs=1), 16, 200)
 
 
-def test_under_gentle_lower_decodes_get_a_token_in_every_other_step_of_a_long_prompt() -> None:
-    policy = VIPPolicy(snapshot(tiers=(Tier("gold", 100, shaping=Shaping.GENTLE), Tier("batch", 10))))
-    arrives = BatchView(400, {"gold": 1, "batch": 3}, {})
-    reads = BatchView(400, {"gold": 1, "batch": 3}, {"gold": 1})
-    assert [policy.plan(view).pause_lower for view in (arrives, reads, reads, reads, arrives)] == [True, False, True, False, True]
+@pytest.mark.parametrize(("shaping", "longest"), [(Shaping.GENTLE, 1), (Shaping.BALANCED, 6)])
+def test_under_gentle_no_lower_stream_pauses_in_two_steps_that_follow_each_other(shaping: Shaping, longest: int) -> None:
+    # One gold prompt in every step, each read in one, so that none is half read when a step is planned.
+    tiers = (Tier("gold", 100, shaping=shaping), Tier("batch", 10))
+    driver = world(tiers=tiers, budget=64, num_blocks=2000, prefix_caching=False)
+    batch = request(99, "batch", prompt=16, max_tokens=40)
+    driver.add(batch)
+    driver.turn()
+    pauses = [0]
+    for number in range(6):
+        driver.add(request(number, "gold", prompt=20, max_tokens=1))
+        had = len(driver.transcripts[batch.request_id].token_ids)
+        driver.turn()
+        gone_on = len(driver.transcripts[batch.request_id].token_ids) > had
+        pauses.append(0 if gone_on else pauses[-1] + 1)
+    assert max(pauses) == longest
