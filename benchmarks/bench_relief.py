@@ -27,12 +27,12 @@ from fairlane.scheduler.tenancy import Shaping, ShapingRule, TiersPolicy
 HOST = replace(TIGHT, num_host_blocks=4 * TIGHT.num_blocks)
 # Times what is expected, the most as a part of all blocks, and whether there is host memory.
 RESERVES = (
-    (0.0, LARGEST_PART, TIGHT), (2.0, LARGEST_PART, TIGHT), (3.0, LARGEST_PART, TIGHT), (RESERVE, LARGEST_PART, TIGHT),
-    (6.0, 1 / 8, TIGHT), (RESERVE, LARGEST_PART, HOST),
+    (0.0, LARGEST_PART, TIGHT), (2.0, LARGEST_PART, TIGHT), (RESERVE, LARGEST_PART, TIGHT), (6.0, 1 / 8, TIGHT),
+    (RESERVE, LARGEST_PART, HOST),
 )  # fmt: skip
 RULES = (
-    ShapingRule(1.0), ShapingRule(1.0, rests=True), ShapingRule(0.8, rests=True), ShapingRule(2 / 3, rests=True),
-    ShapingRule(0.5, rests=True), ShapingRule(0.5),
+    ShapingRule(1.0), ShapingRule(1.0, rests=True), ShapingRule(2 / 3, rests=True), ShapingRule(0.5, rests=True),
+    ShapingRule(0.5),
 )  # fmt: skip
 
 
