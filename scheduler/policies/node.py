@@ -36,8 +36,8 @@ class Node:
     still to be charged as well: what is expected of them together, less what they were charged since.
 
     `queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
-    between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `last`: the child charged
-    last, but for those charged by rate, which are in `steady`."""
+    between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `peak`: the largest counter
+    that a child had when it was charged, but for those charged by rate, which are in `steady`."""
 
     __slots__ = (
         "_came",
@@ -55,11 +55,11 @@ class Node:
         "heap",
         "idle",
         "key",
-        "last",
         "line",
         "name",
         "parent",
         "path",
+        "peak",
         "queued",
         "running",
         "steady",
@@ -84,7 +84,7 @@ class Node:
         self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
         self.decoding = 0
         self.tokens = 0
-        self.last: Node | None = None
+        self.peak = 0.0
         self.steady: set[Node] = set()
         self.entered: float | None = None
         self.closed = False
@@ -117,6 +117,7 @@ class Node:
         self._used[ledger] += cost
         self._came += came
         self._v = self._lifted + self._claim()
+        self._raise_peak()
 
     def expect(self, cost: int, came: int) -> None:
         """One more running sequence, of which `cost` is expected; or one less (negative), and what it was charged meanwhile."""
@@ -131,6 +132,12 @@ class Node:
         if v > self.v:
             self._lifted = v - self._claim()
             self._v = v
+            self._raise_peak()
+
+    def _raise_peak(self) -> None:
+        parent = self.parent
+        if parent is not None and self._v > parent.peak:
+            parent.peak = self._v
 
     def _claim(self) -> float:
         work, held = self._used
@@ -154,11 +161,10 @@ class Node:
         self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
 
     @property
-    def last_v(self) -> float:
-        """The counter of the child charged last (of several in one step the one furthest ahead); 0 before any was."""
-        if self.steady:
-            return max(child.v for child in self.steady)
-        return 0.0 if self.last is None else self.last.v
+    def highest_v(self) -> float:
+        """The largest counter of any child, forgotten ones included; 0 before any was charged. Who comes while nobody waits
+        starts there: beside somebody who got less, it would go before whoever got more while that was nobody's loss."""
+        return max([self.peak, *(child.v for child in self.steady)])
 
     def decode(self, change: int, tokens: int) -> None:
         """So many more sequences below it, with so many tokens more, are charged by rate."""
@@ -166,7 +172,7 @@ class Node:
         self.decoding += change
         self.tokens += tokens
         if self.parent is not None:
-            self.parent.last = self
+            self._raise_peak()
             if self.decoding:
                 self.parent.steady.add(self)
             else:

@@ -3,8 +3,8 @@ who goes next, by arrival or by fair share, in O(depth log fan-out), and never w
 
 FAIR: each node has a virtual counter v = cost / weight, of two ledgers the larger; the child with the smallest goes next, level
 by level. This is VTC (Sheng et al., OSDI 2024), made hierarchical as in H-SFQ. A node that goes from no queued work to queued
-work is lifted to the smallest counter among its siblings with queued work (else to the last one served), so that idle time earns
-no claim.
+work is lifted to the smallest counter among its siblings with queued work (else to the largest there is, as SFQ begins a busy
+period), so that idle time earns no claim.
 
 Heaps are repaired lazily: an entry holds the key its node had when it was pushed, and a node has one live entry. Keys mostly
 grow (a charge, a head that went), so a stale entry is too small, surfaces early and is pushed again; a key that shrinks (a
@@ -165,7 +165,6 @@ class WaitTree:
         for node in up(leaf):
             if node.parent is not None:
                 node.charge(cost, ledger, came)
-                node.parent.last = node
         if cost < 0:
             self._offer(leaf)
         if not leaf.queued and not leaf.running:  # who evicted pays for the recompute, here or not
@@ -299,7 +298,7 @@ class WaitTree:
         for node in up(leaf):
             if node.parent is not None and not node.queued:
                 best = self._best_child(node.parent)
-                node.lift(node.parent.last_v if best is None else best.v)
+                node.lift(node.parent.highest_v if best is None else best.v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
@@ -367,7 +366,7 @@ class WaitTree:
 
     def _sweep(self, parent: Node) -> None:
         best = self._best_child(parent) if self._fair else None
-        floor = parent.last_v if best is None else best.v
+        floor = parent.highest_v if best is None else best.v
         while parent.idle and (not self._fair or parent.idle[0][0] <= floor):
             _, _, node = heappop(parent.idle)
             current = parent.children.get(node.name) is node

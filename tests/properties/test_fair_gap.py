@@ -1,7 +1,7 @@
 """F1 and F2: how far the services of two backlogged siblings can drift apart, over weight, in any interval in which both stay
 backlogged. Checked in every step of every history, for every two siblings at every level of the tree.
 
-    F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time
+    F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time; predicted output or not
     F2  with a gap:    2 (theta + (1 + depth) c_step + what the decode lane may be charged before it is looked at again) / w
 
 w is the smaller weight. An interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's
@@ -138,6 +138,7 @@ def backlogs(draw: st.DrawFn, *, gap: bool) -> History:
         "policy": TiersPolicy.FAIR,
         "nodes": draw(shares(caps=False)),
         "gap_ms": draw(st.sampled_from([1.0, 5.0, 20.0])) if gap else None,
+        "predict": not gap and draw(st.booleans()),
         "prefix_caching": False,
     }
     return History(asked, draw(cancels), options)

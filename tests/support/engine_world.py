@@ -90,6 +90,7 @@ def world(
     min_swap_tokens: int = 1,
     cost: CostName = CostName.TOKENS,
     within_tenant: WithinTenant = WithinTenant.FCFS,
+    predict: bool = False,
 ) -> EngineDriver:
     """An engine over num_blocks usable blocks."""
     clock = FakeClock()
@@ -103,7 +104,9 @@ def world(
         min_swap_tokens=min_swap_tokens,
     )
     executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps, fail_launches=fail_launches)
-    policy_in_force = PolicySnapshot(1, "0" * 64, policy, tiers, within, nodes, gap_ms, cost, within_tenant)
+    policy_in_force = PolicySnapshot(
+        1, "0" * 64, policy, tiers, within, nodes, gap_ms, cost, within_tenant, predict_output=predict
+    )
     return EngineDriver(executor, clock, policy_in_force, limits, depth=depth, prefix_caching=prefix_caching, check=check)
 
 

@@ -70,6 +70,8 @@ def serve(
         if importlib.util.find_spec("torch") is None:  # not imported: only the worker process pays for it
             raise ModuleNotFoundError("no torch", name="torch")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    # It tells of every event in the policy's folder; a log that is kept in that folder would tell of itself for ever.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     worker = {
         "model": model,
         "load_format": load_format,

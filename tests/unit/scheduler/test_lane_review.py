@@ -191,6 +191,25 @@ def test_a_newcomer_starts_beside_who_still_decodes_not_beside_who_left_long_ago
     assert counters["batch", "o", "new"] == counters["batch", "o", "stays"] == 1010 * 20
 
 
+def test_a_newcomer_does_not_go_before_who_used_the_idle_worker() -> None:
+    """One streams all the time, another had the rest to itself in short requests, and neither ever had to wait."""
+    policy = fair_policy()
+    streams, uses = waiting_of(1, "o/streams"), waiting_of(2, "o/uses")
+    for sequence in (uses, streams):
+        policy.push(sequence, 0.0)
+        policy.on_admit(sequence)
+        policy.pop(sequence)
+    policy.on_decoding(streams.payer, 1, 0)
+    policy.on_charge(uses.payer, 5000)
+    policy.on_release(uses)
+    policy.on_steady_step(Rate(20, 0), Ledger.WORK)
+    newcomer, again = waiting_of(3, "o/new"), waiting_of(4, "o/uses")
+    policy.push(newcomer, 0.0)
+    policy.push(again, 0.0)
+    counters = policy._trees[0].counters()
+    assert counters["batch", "o", "new"] == counters["batch", "o", "uses"] == 5000
+
+
 def test_whoever_goes_as_the_last_of_its_line_keeps_what_it_was_charged() -> None:
     policy = fair_policy()
     for number in (1, 2, 3):
