@@ -77,7 +77,7 @@ test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
 
 # `make test` runs a hundred histories of each. A failure prints what to add above the test to see it again.
-test-long: setup ## The scheduler's hard properties over ten thousand random histories each (about an hour on one core; PYTEST_ARGS="-k f1")
+test-long: setup ## The scheduler's hard properties over ten thousand random histories each (about an hour and a half on one core; PYTEST_ARGS="-k f1")
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -sv --timeout=0 tests/properties $(PYTEST_ARGS)
 
 # On a GPU machine the CUDA build of torch is often $(PYTHON)'s own, and then no .venv is needed; nothing is installed here.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from charge_runs import f9
 from deadline_runs import d1, d2, d3
+from kv_runs import kv
 from policy_runs import ADVERSARIES, Numbers
 from policy_runs import RUNS as POLICY_RUNS
 from report import console, print_checks, print_rows, write_json
@@ -36,7 +37,7 @@ class Promise(NamedTuple):
     always: bool = False
 
 
-RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3}
+RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv}
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
@@ -93,6 +94,8 @@ PROMISES = (
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
     Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
+    Promise("KV-limit", "blocks of a hoarder above its kv_limit", "KV", ("above",), most=0, always=True),
+    Promise("KV-guarantee", "steps in a row a kv_guarantee is denied, VIPs in the way", "KV", ("denied",), most=2, always=True),
 )
 # With their reasons; T1 and T2 are bench_scheduler.py's.
 LEFT_OUT = {

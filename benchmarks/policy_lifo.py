@@ -4,6 +4,7 @@ admission leaves one part in a hundred of the blocks free, whatever is to be exp
 from __future__ import annotations
 
 from fairlane.blockmgr.manager import BlockManager
+from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Sequence
 from fairlane.scheduler.room import Room
@@ -15,7 +16,13 @@ def evict_last_come(scheduler: Scheduler) -> None:
     """Of a scheduler that has no requests yet. The policy's ranks still come first."""
 
     def pick(
-        candidates: list[Sequence], blocks_missing: int, slots_missing: int, policy: Policy, blocks: BlockManager, cost_of: CostOf
+        candidates: list[Sequence],
+        blocks_missing: int,
+        slots_missing: int,
+        policy: Policy,
+        blocks: BlockManager,
+        cost_of: CostOf,
+        losses: Losses | None = None,  # its runs have no KV quotas
     ) -> list[Sequence] | None:
         victims: list[Sequence] = []
         held: dict[int, int] = {}

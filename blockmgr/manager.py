@@ -371,6 +371,8 @@ class BlockManager:
     def reset_prefix_cache(self) -> None:
         """Makes nothing findable any more (new weights, say). What live sequences hold stays theirs, but is never registered
         again, nor is what they compute on top of it."""
+        if self.pool.shields is not None:
+            self.pool.shields.clear()
         for block, content in enumerate(self.pool.hash_of):
             if content is not None:
                 self.pool.unregister(block)

@@ -202,6 +202,13 @@ class Sequence:
         """Tokens it could compute now: the rest of its prompt or recompute, or the one decode token."""
         return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it has anything to compute: not when its last tokens are in flight already."""
+        if self.num_computed_tokens < len(self.token_ids) - 1 or not self.num_in_flight:
+            return self.num_pending_tokens > 0
+        return self.num_output_tokens + self.num_in_flight < self.request.max_tokens
+
     def __repr__(self) -> str:  # no token content: reprs end up in logs
         return (
             f"Sequence(id={self.request_id}, tier={self.request.tier}, {self.status.value}, "

@@ -4,7 +4,9 @@ sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.events import DecodedTokens, EndReason
@@ -18,14 +20,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
-    swapped: whom it swaps out; work_cost: what was charged for it; held_cost: for the time before it."""
+    swapped: whom it swaps out; brought: whom it swaps in and computes nothing for; work_cost: what was charged for it;
+    held_cost: for the time before it."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
     lane: list[Sequence]
     swapped: list[Sequence]
+    brought: list[Sequence]
     work_cost: int
     held_cost: int
+
+    def everybody(self) -> Iterator[Sequence]:
+        """Whom its outcome concerns, once for each thing it does."""
+        return chain(self.sequences, self.lane, self.swapped, self.brought)
 
 
 def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -> None:
@@ -39,7 +47,7 @@ def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -
                 _append(scheduler, sequence, tokens)
     if step.lane:
         _take_column(scheduler, step.lane, result, len(step.sequences))
-    for sequence in step.swapped:
+    for sequence in (*step.swapped, *step.brought):
         sequence.steps_in_flight -= 1
 
 
@@ -48,7 +56,8 @@ def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None
     scheduler.lane.settle()
     placed = [(sequence, entry.sample) for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True)]
     scheduler.lane.leave([*step.sequences, *step.lane], scheduler.policy)  # all at once: each takes a walk over the lane
-    for sequence, sampled in [*placed, *((sequence, True) for sequence in step.lane)]:
+    brought = [(sequence, False) for sequence in step.brought]
+    for sequence, sampled in [*placed, *brought, *((sequence, True) for sequence in step.lane)]:
         sequence.steps_in_flight -= 1
         sequence.num_in_flight -= sampled
         if sequence.status is not SequenceStatus.FINISHED:

@@ -84,6 +84,13 @@ class Room:
             return 0
         others = [other for other in self._taken if other != tier]
         above = [o for o in others if policy.could_preempt(o, (tier,)) and not policy.could_preempt(tier, (o,))]
-        expected = self._output_tokens / self._block_size + sum(self._taken[other] for other in above)
+        return self._kept(sum(self._taken[other] for other in above))
+
+    def most(self, num_running: int) -> int:
+        """Blocks that no request leaves more of, whatever its tier."""
+        return self._kept(sum(self._taken.values())) if num_running else 0
+
+    def _kept(self, taken: float) -> int:
+        expected = self._output_tokens / self._block_size + taken
         reserve = min(self._reserve * expected, self._most)
         return max(self._least, int(reserve * self._eviction.part_of_recompute(int(reserve))))

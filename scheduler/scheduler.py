@@ -17,6 +17,7 @@ from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
+from fairlane.scheduler.kv_quotas import KVQuotas, above_limit
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
@@ -27,6 +28,8 @@ from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
 from fairlane.scheduler.room import Room
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
 from fairlane.scheduler.stats import SchedulerStats, stats_of
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
@@ -67,6 +70,10 @@ class SchedulerLimits:
                 "every decode needs a token of the step"
             )
 
+    def watermark_blocks(self, num_usable_blocks: int, num_running: int) -> int:
+        """Blocks that an admission leaves free beside others that run."""
+        return max(1, int(self.watermark * num_usable_blocks)) if num_running else 0
+
 
 class Scheduler:
     """Owns the sequences, the blocks and the slots. Not thread-safe: one engine thread calls it."""
@@ -76,6 +83,7 @@ class Scheduler:
         self.blocks = blocks
         self.policy = policy
         self.policy_generation = 0
+        self.shadow: Shadow | None = None
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
         self.swaps = Swaps(blocks, limits.min_swap_tokens, limits.max_num_batched_tokens)
@@ -115,7 +123,7 @@ class Scheduler:
         self.census.waits(sequence, 1)
         self.waits.enter(sequence, now_s, self._step_id)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
-            self.settlement = None
+            self.settlement = None  # by KV guarantee or by rank, it may get in
         delta = self.delta(sequence)
         delta.queue_position = position = self.policy.position(sequence)
         delta.estimated_wait_s = self.waits.wait_s(sequence.payer, ahead, position, now_s)
@@ -133,11 +141,15 @@ class Scheduler:
             return ("INVALID_REQUEST", "a request needs a prompt and room for a token")
         if total > self.limits.max_model_len:
             return ("CONTEXT_LENGTH_EXCEEDED", f"{total} tokens do not fit the context of {self.limits.max_model_len}")
-        # The last token's KV is never written, so it needs no slot.
-        needed = self.blocks.blocks_for(total - 1)
+        needed = self._blocks_at_most(request)
         if needed > self.blocks.num_usable_blocks:
             return ("KV_CAPACITY_EXCEEDED", f"needs {needed} KV blocks, there are {self.blocks.num_usable_blocks}")
-        return None
+        full = None if self.census.quotas is None else self.census.quotas.never_fits(request.cache_domain, needed)
+        return None if full is None else ("KV_CAPACITY_EXCEEDED", above_limit(needed, full))
+
+    def _blocks_at_most(self, request: Request) -> int:
+        """The last token's KV is never written, so it needs no slot."""
+        return self.blocks.blocks_for(len(request.prompt_token_ids) + request.max_tokens - 1)
 
     def abort(self, request_id: RequestId, reason: EndReason = EndReason.ABORTED, error: tuple[str, str] = ("", "")) -> bool:
         """Ends a request now; its blocks are free when this returns. False for an id that is not (or no longer) here."""
@@ -229,6 +241,8 @@ class Scheduler:
         """
         if not self._sequences:
             return None
+        if self.shadow is not None and self.shadow.fault:
+            self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
         self.lane.change(self.policy)
@@ -240,10 +254,12 @@ class Scheduler:
         step = StepPass(self, now_s)
         try:
             step.run()
+            if self.shadow is not None:
+                self.shadow.tell(self.shadow.end_step, step)
         finally:
             self.policy.end_step()
         placed = step.placement
-        if not placed.sequences and not step.places_lane and not self.swaps.leaving:
+        if placed.is_empty and not step.places_lane and not self.swaps.leaving:
             return None
         output = self._launch(placed, with_lane=step.places_lane)
         self.lane.joining = placed.sequences
@@ -259,13 +275,18 @@ class Scheduler:
             and len(lane) > 0
             and settlement.holds(self._step_id, now_s)
             and lane.num_new_blocks() <= self.blocks.num_free_blocks
+            and (self.census.quotas is None or self._is_steady_for(self.census.quotas))
         )
+
+    def _is_steady_for(self, quotas: KVQuotas) -> bool:
+        """Whether every limit leaves room for the lane, and enough blocks are left that no guarantee must be seen to."""
+        return self.blocks.num_free_blocks - self.lane.num_new_blocks() >= quotas.alarm and self.lane.fits()
 
     def _launch(self, placed: Placement | None, *, with_lane: bool = True) -> ScheduleOutput:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
-        sequences, cost = ([], 0) if placed is None else (placed.sequences, placed.cost)
+        sequences, brought, cost = ([], [], 0) if placed is None else (placed.sequences, placed.brought, placed.cost)
         members: list[Sequence] = []
         if with_lane:
             members = self.lane.members
@@ -276,7 +297,7 @@ class Scheduler:
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost, self.holding.charged))
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -308,6 +329,8 @@ class Scheduler:
             sequence.chain.extend(sequence.token_ids)
             self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
             self._unsettle_unless_only_a_slot_helps()  # a head may need fewer blocks now
+            if self.census.quotas is not None and self.census.quotas.accounts.found_prefix(sequence.request.cache_domain):
+                self.settlement = None
 
     def forget(self, sequence: Sequence) -> None:
         """What a failed step may have written is not to be found in the prefix cache."""
@@ -316,8 +339,11 @@ class Scheduler:
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
-    def apply_policy(self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS) -> None:
-        """Swaps the policy, and what it charges, between two steps; waiting sequences keep their arrival, nothing is lost."""
+    def apply_policy(
+        self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS, quotas: KVQuotas | None = None
+    ) -> None:
+        """Swaps the policy, what it charges and its KV quotas between two steps; waiting sequences keep their arrival, nothing is
+        lost but requests that are larger than a limit is now."""
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
         if cost is not self.cost.name:
             self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
@@ -332,6 +358,21 @@ class Scheduler:
         self.room.forget_tiers()
         self.policy_generation = generation
         self.running.mark_unsorted()
+        self.census.quotas = quotas
+        self.blocks.pool.keep_accounts(None if quotas is None else quotas.accounts)
+        if quotas is not None:
+            self._count_for(quotas)
+
+    def _count_for(self, quotas: KVQuotas) -> None:
+        """Who waits; and ends what can never run on."""
+        for sequence in list(self._sequences.values()):
+            domain = sequence.request.cache_domain
+            if sequence.status is SequenceStatus.WAITING:
+                quotas.accounts.wait(domain, 1)
+            needed = self._blocks_at_most(sequence.request)
+            full = quotas.never_fits(domain, needed)
+            if full is not None:
+                self.finish(sequence, EndReason.FAILED, error=("KV_CAPACITY_EXCEEDED", above_limit(needed, full)))
 
     def delta(self, sequence: Sequence) -> Delta:
         """This step's delta of a sequence, made on first use."""
@@ -382,7 +423,7 @@ class Scheduler:
         return {sequence.request.tier for sequence in self._sequences.values()}
 
     def stats(self) -> SchedulerStats:
-        return stats_of(self)
+        return stats_of(self, self._clock.now())
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""
@@ -401,7 +442,7 @@ class Scheduler:
         self.lane.check_integrity(self.running)
 
     def _check_steps_in_flight(self) -> None:
-        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane, *step.swapped))
+        out = Counter(sequence for step in self._launched for sequence in step.everybody())
         out.update(self.swaps.leaving)
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
-from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.caps import RunningCaps, prefixes
 from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
@@ -54,6 +54,7 @@ class BandPolicy:
             band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
+        self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [
@@ -211,9 +212,28 @@ class BandPolicy:
         return None
 
     def _peek_owed(self) -> Sequence | None:
-        places = [(tree, names) for g in self._min.owed for names in g.places(self._tiers) for tree in self._trees]
+        owed = (g for g in self._min.owed if g.tier is not None or not self._is_full("/".join(g.names)))
+        places = [(tree, names) for g in owed for names in g.places(self._tiers) for tree in self._trees]
         heads = [(tree.place_of(head), head) for tree, names in places if (head := tree.peek(names)) is not None]
         return min(heads, key=lambda found: found[0])[1] if heads else None
+
+    def _is_full(self, path: str) -> bool:
+        """Whether a cap of the node or of one above it keeps everybody out."""
+        return any(self._caps.is_full(prefix) for prefix in prefixes(path))
+
+    def peek_below(self, path: str) -> Sequence | None:
+        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+            return None
+        names = tuple(path.split("/"))
+        places = [(name, *names) for name in self._tiers] if self._by_tier else [names]
+        heads = [head for tree in self._trees for place in places if (head := tree.peek(place)) is not None]
+        return min(heads, key=self.rank, default=None)
+
+    def hold(self, path: str) -> None:
+        self._caps.hold(path)
+
+    def let_go(self, path: str) -> None:
+        self._caps.let_go(path)
 
     def pop(self, sequence: Sequence) -> None:
         stay = self._stays[sequence.request_id]

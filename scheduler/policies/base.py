@@ -3,6 +3,7 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,11 +19,19 @@ class BatchView:
     """What a policy may know of the batch when it plans a step.
 
     running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute.
+    num_steps: that the engine has scheduled before.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+    num_steps: int = 0
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, num_steps: int) -> BatchView:
+        """sequences: all that run and may have more than one token to compute."""
+        prefilling = Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1)
+        return cls(token_budget, running, prefilling, num_steps)
 
 
 @dataclass(slots=True)
@@ -72,11 +81,21 @@ class Policy(Protocol):
     def peek(self) -> Sequence | None:
         """The best waiting sequence not skipped in this step."""
 
+    def peek_below(self, path: str) -> Sequence | None:
+        """The best waiting sequence of a node of the ownership tree and all below it, whoever else goes before it; None if a cap
+        keeps them from running. Nodes held back above `path` do not matter."""
+
+    def hold(self, path: str) -> None:
+        """Until let_go(), peek() gives nobody of this node or below it."""
+
+    def let_go(self, path: str) -> None:
+        """Undoes hold(); nothing to undo is fine."""
+
     def pop(self, sequence: Sequence) -> None:
-        """Removes what peek() returned."""
+        """Removes what peek() or peek_below() returned."""
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets what peek() returned aside until end_step()."""
+        """Sets what peek() or peek_below() returned aside until end_step(): neither gives it again."""
 
     def close(self, sequence: Sequence) -> None:
         """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""

@@ -37,7 +37,6 @@ class VIPPolicy(BandPolicy):
         super().__init__(snapshot, {tier.name: priorities.index(tier.priority) for tier in snapshot.tiers}, snapshot.within_tier)
         shapings = {tier: tier.shaping for tier in snapshot.tiers if tier.shaping is not Shaping.OFF}
         self._rules = {tier: RULES[s] if isinstance(s, Shaping) else s for tier, s in shapings.items()}
-        self._paused = False
         longest_s = (min(rule.max_step_s or inf, step_towards(tier.ttft_target_s)) for tier, rule in self._rules.items())
         self._deadlines.bound_steps(min(longest_s, default=inf))
         self._deadlines.learns |= any(tier.tpot_target_s is not None for tier in self._rules)
@@ -49,7 +48,8 @@ class VIPPolicy(BandPolicy):
             return plan
         rule = self._rules[protected]
         plan.protected_priority = protected.priority
-        plan.pause_lower = self._paused = rule.pause_decodes and not (rule.rests and self._paused)
+        # By the engine's count of steps, so that a shadow that sees only some of them rests in the same ones.
+        plan.pause_lower = rule.pause_decodes and not (rule.rests and view.num_steps % 2)
         caps = [rule.prefill_share * plan.token_budget] if rule.prefill_share < 1 else []
         if protected.tpot_target_s is not None and view.running.get(protected.name, 0) > view.prefilling.get(protected.name, 0):
             caps.append(self._deadlines.prompt_tokens(view, protected.tpot_target_s))

@@ -25,8 +25,8 @@ from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.settlement import RECHECK_STEPS
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
+from fairlane.scheduler.victims import MAX_EVICTIONS
 from histories import TENANTS, History, cancels, machines, requests, run, shares
 from step_watch import Step, StepWatch
 

@@ -93,9 +93,17 @@ class Stubborn(ByArrival):
         return None
 
 
+class Elsewhere(ByArrival):
+    """Names the first of all for any node."""
+
+    def peek_below(self, path: str) -> Sequence | None:
+        return self.peek()
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (Elsewhere, "peek_below answered Sequence"),
         (Forgetful, "peek answered None"),
         (CaplessByArrival, "max_running"),
         (Stubborn, "peek answered Sequence"),

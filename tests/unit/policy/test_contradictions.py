@@ -71,6 +71,11 @@ T = "organisations.o.tenants"
             f"{T}.a.kv_guarantee: 2000 tokens is above its organisation's kv_limit, 1000 tokens at 7:5",
         ),
         (
+            policy_text(organisation="kv_limit: 40%", a="kv_guarantee: 30%", b="kv_guarantee: 20%"),
+            f"{T}: its tenants' kv_guarantee sum to 50%: at most its kv_limit, 40% at 7:5, is allowed "
+            "(o/a 30% at 9:23, o/b 20% at 10:23)",
+        ),
+        (
             policy_text(a="requests_per_minute: 6, burst: 5s"),  # 6 * 5 / 60 = 0.5
             f"{T}.a.burst: allows 0.5 requests at once: at least 1 is needed, or none is ever admitted",
         ),
@@ -120,6 +125,11 @@ def test_a_contradiction_is_one_error_that_names_both_places(text: str, line: st
             f"{T}.a.kv_limit: 30% cannot be reached: o has 20% at 7:5",
         ),
         (policy_text(a="weight: 2", b=""), f"{T}.a.weight: {WITHOUT_FAIR}"),
+        (
+            policy_text(a="cache_domain: public, kv_limit: 30%"),
+            f"{T}.a.kv_limit: has no effect: its blocks count for its cache_domain, public",
+        ),
+        (policy_text(a="members: {kv_limit: 30%}"), f"{T}.a.members.kv_limit: has no effect without cache_domain member"),
         (policy_text("{within_tier: fair}", a="weight: 2"), f"{T}.a.weight: has no effect: o/a has no sibling to share with"),
         (
             policy_text("{within_tier: fair}", "t: {priority: 1, weight: 2}\nu: {priority: 2}", a=""),

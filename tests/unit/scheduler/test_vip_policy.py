@@ -15,7 +15,7 @@ from fairlane.scheduler.output import StepResult
 from fairlane.scheduler.policies import VIPPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
 from fairlane.scheduler.policies.share_debts import ShareDebts
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
 
 
 def first_token_s(driver: EngineDriver, number: int) -> float:
@@ -260,3 +260,17 @@ def test_under_gentle_no_lower_stream_pauses_in_two_steps_that_follow_each_other
         gone_on = len(driver.transcripts[batch.request_id].token_ids) > had
         pauses.append(0 if gone_on else pauses[-1] + 1)
     assert max(pauses) == longest
+
+
+def test_a_minimum_share_does_not_lift_an_organisations_max_running() -> None:
+    nodes = (NodeShare("o", max_running=1), NodeShare("o/t", min_share=0.5))
+    driver = world(tiers=(Tier("gold", 100), Tier("batch", 10)), nodes=nodes, step_time=StepTime(fixed_s=0.01))
+    for number in range(1, 6):
+        driver.add(request(number, "gold", max_tokens=200))
+    for number in range(11, 15):
+        driver.add(request(number, "batch", max_tokens=200, tenant="o/t"))
+    most = 0
+    for _ in range(100):
+        driver.turn()
+        most = max(most, driver.scheduler.census.running_by_node.copy().get("o/t", 0))
+    assert most == 1

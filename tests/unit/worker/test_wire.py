@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from fairlane.gateway.snapshot_message import snapshot_message
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.request import RequestId
-from fairlane.scheduler.tenancy import CostName, NodeShare, Shaping, ShapingRule, Tier, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    GroupShare,
+    KVAmount,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    ShapingRule,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
 
 NAN = float("nan")
@@ -62,6 +75,24 @@ def test_a_tier_carries_its_shaping_by_name_or_in_detail() -> None:
     ]
     snapshot = snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=rules))
     assert [tier.shaping for tier in snapshot.tiers] == [Shaping.STRICT, ShapingRule(0.8, False, 0.04)]
+
+
+def test_kv_quotas_come_out_of_the_wire_as_they_went_in() -> None:
+    share, tokens = KVAmount(share=0.3), KVAmount(tokens=9000)
+    nodes = (
+        NodeShare("a", kv_guarantee=share, kv_limit=tokens, member_kv_limit=share),
+        NodeShare("a/b", shared_domain="group:g"),
+    )
+    groups = (GroupShare("g", kv_guarantee=tokens), GroupShare("h", kv_limit=share))
+    sent = PolicySnapshot(1, "0", TiersPolicy.VIP, (Tier("t", 1),), nodes=nodes, groups=groups)
+    assert snapshot_from_wire(snapshot_message(sent)) == sent
+
+
+def test_a_kv_share_above_everything_is_refused() -> None:
+    node = pb.NodeSpec(path="a", kv_limit=pb.KVAmount(share=1.5))
+    tier = pb.TierSpec(name="a", shaping="off")
+    with pytest.raises(ProtocolError, match="KV share"):
+        snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=[tier], nodes=[node]))
 
 
 def test_a_snapshot_carries_shares_and_the_gap() -> None:
