@@ -151,6 +151,7 @@ check: setup layering protos-check ## Lint, format check, types, import rules, g
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benchmarks $(BIN)/mypy benchmarks/*.py
 
 layering: setup ## Check the folder layout and the import rules
 	$(BIN)/pytest -q tests/unit/house/test_layout.py

@@ -48,7 +48,8 @@ class StepPass:
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
         most = self._limits.max_num_batched_tokens
-        plan = self._policy.plan(BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.step_id))
+        view = BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost, scheduler.step_id)
+        plan = self._policy.plan(view)
         self._shaping = StepShaping(plan, self._policy)
         self._lane_may_pause = plan.pause_lower
         self._budget = plan.token_budget
@@ -57,6 +58,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
@@ -336,6 +338,8 @@ class StepPass:
         """
         if self._fits(sequence, hit, self._num_free_blocks()):
             return True
+        if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
+            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
         evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
@@ -427,6 +431,8 @@ class StepPass:
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
-            if victim in ahead and self._may_decode(victim):
-                self._ahead.pass_by(victim)
+            if self._may_decode(victim):
+                self._given_back += 1
+                if victim in ahead:
+                    self._ahead.pass_by(victim)
             evict(self._scheduler, victim, gainer, reason, self._now_s)

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
 from fairlane.scheduler.policies.caps import RunningCaps, prefixes
 from fairlane.scheduler.policies.deadlines import Deadlines
@@ -72,6 +72,7 @@ class BandPolicy:
         self._promotions: list[tuple[float, int, RequestId]] = []
         self._tickets = 0
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
+        self._prices: Cost = TokensCost()
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
@@ -127,6 +128,7 @@ class BandPolicy:
 
     def plan(self, view: BatchView) -> StepPlan:
         """No shaping but for deadlines."""
+        self._prices = view.prices
         if self._min.guarantees:
             passing = bool(view.prefilling) or self._min.has_unserved
             self._set_backlogged(view.prefilling)
@@ -179,7 +181,11 @@ class BandPolicy:
         own, other = self._band_of(candidate), self._band[victim.request.tier]
         if own != other:
             return own > other
-        return self.leads_evict and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
+        if not self.leads_evict:
+            return False
+        lead = self._tree(victim).gap(candidate, victim)
+        # Whoever evicts pays for the recompute: more than the lead, and it would be the one that is ahead.
+        return self._gap.is_exceeded(lead) and lead > self._prices.chunk(0, victim.num_computed_tokens)
 
     def could_preempt(self, tier: str, others: Iterable[str]) -> bool:
         own = self._band[tier]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.request import Payer, Sequence
 
 Rank = tuple[float, ...]
@@ -18,20 +18,23 @@ Rank = tuple[float, ...]
 class BatchView:
     """What a policy may know of the batch when it plans a step.
 
-    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute.
-    num_steps: that the engine has scheduled before.
+    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
+    work is charged. num_steps: that the engine has scheduled before.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+    prices: Cost = field(default_factory=TokensCost)
     num_steps: int = 0
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, num_steps: int) -> BatchView:
+    def of(
+        cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, prices: Cost, num_steps: int
+    ) -> BatchView:
         """sequences: all that run and may have more than one token to compute."""
         prefilling = Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1)
-        return cls(token_budget, running, prefilling, num_steps)
+        return cls(token_budget, running, prefilling, prices, num_steps)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import isnan
 from types import MappingProxyType
 from typing import Any
@@ -67,7 +68,7 @@ class GuardedPolicy:
 
     def plan(self, view: BatchView) -> StepPlan:
         running, prefilling = MappingProxyType(dict(view.running)), MappingProxyType(dict(view.prefilling))
-        shown = BatchView(view.token_budget, running, prefilling, view.num_steps)
+        shown = replace(view, running=running, prefilling=prefilling)
         plan: StepPlan = self._ask("plan", lambda plan: _is_plan(plan, view), shown)
         return plan
 

@@ -74,5 +74,6 @@ class World:
         """Of a step in which all that runs decodes and nobody gets in, and what a policy would be shown of it."""
         running = list(self._scheduler.running)
         scheduler = self._scheduler
-        view = BatchView(self.limits.max_num_batched_tokens, scheduler.running.by_tier, {}, scheduler.step_id)
+        most = self.limits.max_num_batched_tokens
+        view = BatchView(most, scheduler.running.by_tier, {}, scheduler.cost, scheduler.step_id)
         return view, StepFacts([], running, [], running, len(running))

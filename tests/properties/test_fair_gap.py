@@ -4,9 +4,10 @@ backlogged. Checked in every step of every history, for every two siblings at ev
     F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time; predicted output or not
     F2  with a gap:    2 (theta + (1 + depth) c_step + what the decode lane may be charged before it is looked at again) / w
 
-w is the smaller weight. An interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's
-(capacity), and for F2 where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their
-counters are within half the bound again.
+theta is the gap, or the cost of computing again the largest that may be evicted, if that is more. w is the smaller weight. An
+interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's (capacity), and for F2
+where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their counters are within half
+the bound again.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ def test_f2_with_a_gap_they_never_drift_apart_by_more_than_it_and_a_few_steps(hi
     step = options["budget"] + options["max_num_seqs"]  # all of a step's tokens, those of decodes twice
     lane = 2 * RECHECK_STEPS * options["max_num_seqs"]
     fastest = step / 0.005  # a step takes 5 ms at least
-    theta = max(options["gap_ms"] / 1000 * fastest, 2 * step)
+    largest = max(len(one.prompt_token_ids) + one.max_tokens for one in history.asked)
+    theta = max(options["gap_ms"] / 1000 * fastest, 2 * step, largest)
     bound = 2 * (theta + (1 + options["depth"]) * step + lane)
     found = spans(history, bound, with_gap=True)
     assert max(found, default=0.0) <= 1.0

@@ -156,7 +156,7 @@ async def test_the_command_says_it_in_words(service: Service) -> None:
     ]
 
 
-def test_the_command_names_the_limit_that_is_in_the_way(capsys: Any) -> None:
+async def test_the_command_names_the_limit_that_is_in_the_way(capsys: Any) -> None:
     accounts = [epb.KVAccount(node="acme/shop", used=4, guarantee=3, limit=9, is_full=True), epb.KVAccount(node="acme", used=7)]
     answer = epb.Explanation(
         state=E.STATE_WAITING, tier="batch", reasons=[E.REASON_KV_LIMIT], blocks_needed=6, blocks_missing=1, kv_accounts=accounts
