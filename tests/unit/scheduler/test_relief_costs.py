@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_world import request, snapshot, world
+from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.relief_costs import ReliefCosts
 from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.tenancy import KVAmount, NodeShare
 from fairlane.scheduler.victims import cheapest
 
 STEP = 500
@@ -106,3 +108,25 @@ def test_blocks_that_nobody_asked_for_make_nobody_a_better_victim() -> None:
     policy, blocks = make_policy(snapshot()), driver.blocks  # type: ignore[attr-defined]
     found = cheapest(candidates, 1, 0, policy, blocks, lambda one: one.num_computed_tokens**0.5)
     assert found is not None and [one.num_prompt_tokens for one in found] == [40]
+
+
+def test_whoever_makes_room_by_a_full_limit_is_not_superfluous() -> None:
+    # The pool lacks nothing; the limit of "org/batch" is 4 blocks short, so its sequences go, the cheapest that suffices, and not
+    # the other tenant's, which would be cheaper.
+    nodes = (NodeShare("org/batch", kv_limit=KVAmount(tokens=16 * 30)),)
+    driver = world(num_blocks=200, budget=512, max_num_seqs=16, prefix_caching=False, nodes=nodes)
+    asked = [(1, 250, "org/batch"), (2, 60, "org/batch"), (3, 40, "org/other"), (4, 40, "org/batch")]
+    for number, prompt, tenant in asked:
+        driver.add(request(number, "batch", prompt=prompt, max_tokens=8, tenant=tenant))
+    for _ in range(6):
+        driver.turn()
+    driver.scheduler.lane.settle()
+    candidates, blocks, quotas = list(driver.scheduler.running), driver.blocks, driver.scheduler.census.quotas
+    assert quotas is not None
+    room = min(account.room for account in quotas.lineage(candidates[0]))
+    cost_of, found = {1: 9.0, 2: 2.0, 3: 0.1, 4: 1.0}, []
+    for short in (1, 4, 6):
+        losses = Losses(quotas, candidates[0], room + short)
+        victims = cheapest(candidates, -50, 0, make_policy(snapshot()), blocks, lambda one: cost_of[one.request_id], losses)
+        found.append([one.request_id for one in victims or []])
+    assert found == [[4], [2], [4, 2]]
