@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from policy_ledger import run_with_ledger
+from policy_lifo import evict_last_come
 
+from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.catalogue import WORKLOADS
 from fairlane.scheduler.simulator.fairness import interval_gap, jain, service_differences
 from fairlane.scheduler.simulator.meter import Account
@@ -19,7 +21,7 @@ from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.simulator.traces import SAMPLES, load_trace
 from fairlane.scheduler.simulator.workload import Workload, in_order
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy, WithinTier
 
 Numbers = dict[str, float]
 
@@ -44,12 +46,16 @@ def run(
     cost: CostName = CostName.TOKENS,
     sample_s: float = 1.0,
     charges: bool = False,
+    prepare: Callable[[Scheduler], None] | None = None,
 ) -> SimResult:
-    """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged."""
+    """One worker; the workload's own tiers and weights, unless others are given. charges: samples are what the policy charged.
+    prepare: changes the worker's scheduler before anything arrives."""
     tiers = tiers or tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
     nodes = tuple(NodeShare(node, workload.weights.get(node, 1.0)) for node in workload.nodes if node.count("/") == 1)
     snapshot = PolicySnapshot(1, "", policy, tiers, WithinTier.FCFS, nodes, gap_ms, cost, predict_output=predict)
     simulation = Simulation(workload, snapshot, shape, sample_s=sample_s)
+    if prepare is not None:
+        prepare(simulation.workers[0].scheduler)
     return run_with_ledger(simulation) if charges else simulation.run()
 
 
@@ -256,7 +262,7 @@ def a1(seed: int) -> Numbers:
 # -- tiers -----------------------------------------------------------------------------------------------------------------
 
 
-def _vip_tiers(shaping: Shaping, patience_s: float | None = None, min_share: float = 0.0) -> tuple[Tier, ...]:
+def vip_tiers(shaping: Shaping | ShapingRule, patience_s: float | None = None, min_share: float = 0.0) -> tuple[Tier, ...]:
     """Both are of the lower tier."""
     return Tier("vip", 100, shaping=shaping), Tier("best_effort", 10, patience_s=patience_s, min_share=min_share)
 
@@ -269,12 +275,12 @@ def v(seed: int) -> Numbers:
     """W9 under each shaping, against the VIPs alone and against FCFS."""
     workload = made("W9", seed, 60.0)
     alone = replace(workload, requests=tuple(r for r in workload.requests if r.tier == "vip"))
-    idle = run(alone, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.OFF))
+    idle = run(alone, TiersPolicy.VIP, tiers=vip_tiers(Shaping.OFF))
     base = percentile(waits(_of(idle, "vip"), 60.0), 0.99), percentile(_tpots(idle), 0.99)
     fcfs = tokens(run(workload, TiersPolicy.FCFS))
     found: Numbers = {}
     for shaping in (Shaping.GENTLE, Shaping.BALANCED, Shaping.STRICT):
-        result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(shaping))
+        result = run(workload, TiersPolicy.VIP, tiers=vip_tiers(shaping))
         vips, name = _of(result, "vip"), shaping.value
         found[f"{name} ttft"] = percentile(waits(vips, 60.0), 0.99) / base[0]
         found[f"{name} tpot"] = percentile(_tpots(result), 0.99) / base[1]
@@ -323,7 +329,7 @@ def s1(seed: int) -> Numbers:
     )
     batch = stream(scene, "crowd/c0", "best_effort", 0.08 * rate, fixed(512, 256))
     workload = Workload("S1", in_order(vips + batch), ("vip", "best_effort"), 90.0)
-    result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.BALANCED, patience_s=patience_s))
+    result = run(workload, TiersPolicy.VIP, tiers=vip_tiers(Shaping.BALANCED, patience_s=patience_s))
     queued = {tier: max(o.queue_s if o.queue_s is not None else 1e9 for o in _of(result, tier)) for tier in workload.tiers}
     return {"wait": queued["best_effort"] / (patience_s + queued["vip"] + 2 * result.longest_step_s)}
 
@@ -337,7 +343,7 @@ def s2(seed: int) -> Numbers:
     workload = Workload("S2", in_order(vips + batch), ("vip", "best_effort"), 60.0)
     found: Numbers = {}
     for share in (0.05, 0.1):
-        result = run(workload, TiersPolicy.VIP, tiers=_vip_tiers(Shaping.BALANCED, min_share=share))
+        result = run(workload, TiersPolicy.VIP, tiers=vip_tiers(Shaping.BALANCED, min_share=share))
         shares = []
         for before, after in zip(result.samples, result.samples[10:], strict=False):
             got = {account: after.service[account] - before.service.get(account, 0) for account in after.service}
@@ -356,7 +362,7 @@ def c(seed: int) -> Numbers:
     for shape, kind in ((SHAPE, "ample"), (TIGHT, "tight")):
         for name in ("W2", "W5", "W8", "W9"):
             workload = made(name, seed, 30.0, shape)
-            tiers = _vip_tiers(Shaping.OFF) if name == "W9" else None
+            tiers = vip_tiers(Shaping.OFF) if name == "W9" else None
             fcfs = run(workload, TiersPolicy.FCFS, shape)
             fair = run(workload, TiersPolicy.FAIR, shape, gap_ms=GAP_MS if kind == "tight" else None)
             vip = run(workload, TiersPolicy.VIP, shape, tiers=tiers)
@@ -365,13 +371,16 @@ def c(seed: int) -> Numbers:
             stalled = max(stalled, *(result.stalled_s for result in (fcfs, fair, vip)))
             evictions = max(evictions, *(o.evictions for result in (fair, vip) for o in result.outcomes))
             if name == "W9":
-                shaped = run(workload, TiersPolicy.VIP, shape, tiers=_vip_tiers(Shaping.BALANCED))
-                found[f"tax {kind}"] = shaped.recomputed_tokens / _computed(shaped)
+                shaped = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(Shaping.BALANCED))
+                lifo = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(Shaping.BALANCED), prepare=evict_last_come)
+                found[f"tax {kind}"] = shaped.recomputed_tokens / computed(shaped)
+                found[f"lifo tax {kind}"] = lifo.recomputed_tokens / computed(lifo)
                 evictions = max(evictions, *(outcome.evictions for outcome in shaped.outcomes))
+    found["tax over lifo"] = found["tax tight"] / found["lifo tax tight"]
     return found | {"stalled": stalled, "evictions": evictions}
 
 
-def _computed(result: SimResult) -> int:
+def computed(result: SimResult) -> int:
     return sum(counts.prompt + counts.output + counts.recomputed for counts in result.counts.values())
 
 

@@ -176,11 +176,11 @@ def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -
 
 
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
-    """Needed for all its tokens, and missing in the pool, with the watermark, or by a limit."""
+    """Needed for all its tokens, and missing in the pool, with what is kept free, or by a limit."""
     blocks = scheduler.blocks
     hit = lookup(sequence, blocks)
     needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-    kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
+    kept = scheduler.room.kept_from(sequence.request.tier, scheduler.policy, len(scheduler.running))
     missing = [needed + kept - blocks.num_free_blocks]
     if scheduler.census.quotas is not None:
         missing += [needed - account.room for account in scheduler.census.quotas.lineage(sequence)]

@@ -134,7 +134,8 @@ class Losses:
         self._own = quotas.accounts.lineage(gainer.request.cache_domain)
         self._margins = quotas.margins(gainer, blocks) if with_margin else dict.fromkeys(self._own, 0)
         short = {account: blocks + self._margins[account] - account.room for account in self._own}
-        self._short = {account: count for account, count in short.items() if count > 0}
+        self._needed = {account: count for account, count in short.items() if count > 0}
+        self._short = dict(self._needed)
         self._lost: defaultdict[Account, int] = defaultdict(int)
 
     @property
@@ -144,7 +145,13 @@ class Losses:
 
     def helps(self, victim: Sequence) -> bool:
         """Whether its blocks count for an account that is too full."""
-        return bool(self._short) and any(account in self._short for account in self._lineage(victim))
+        return self.short(victim) > 0
+
+    def short(self, victim: Sequence) -> int:
+        """Blocks that the one of its accounts lacks that is most too full; 0: none is."""
+        if not self._short:
+            return 0
+        return max((self._short.get(account, 0) for account in self._lineage(victim)), default=0)
 
     def allows(self, victim: Sequence) -> bool:
         """Whether no account that the gainer is not in has only what it was guaranteed."""
@@ -163,6 +170,13 @@ class Losses:
             if account not in self._own
         )
 
+    def retake(self, victims: Iterable[tuple[Sequence, int]]) -> None:
+        """These go, and nobody else of whom take() was told."""
+        self._lost.clear()
+        self._short = dict(self._needed)
+        for victim, freed in victims:
+            self.take(victim, freed)
+
     def take(self, victim: Sequence, freed: int) -> None:
         """It goes, and with it so many blocks."""
         for account in self._lineage(victim):
@@ -176,6 +190,11 @@ class Losses:
 
     def _lineage(self, victim: Sequence) -> tuple[Account, ...]:
         return self._accounts.lineage(victim.request.cache_domain)
+
+
+def above_limit(needed: int, account: Account) -> str:
+    """Why a request fails."""
+    return f"needs {needed} KV blocks, the kv_limit of {account.name} is {account.limit}"
 
 
 def make_quotas(

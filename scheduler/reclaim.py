@@ -21,7 +21,7 @@ from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.kv_quotas import KVQuotas, Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.request import Sequence
-from fairlane.scheduler.victims import Order, cheapest, victim_order
+from fairlane.scheduler.victims import Order, victim_order
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -91,7 +91,7 @@ class Reclaim:
             inside = [one for one in self._hooks.unplaced() if account in self._lineage(one)]
             held: dict[int, int] = {}
             over, victims = -account.room, []
-            for victim in sorted(inside, key=victim_order(self._policy, self._blocks)):
+            for victim in sorted(inside, key=self._victim_order()):
                 if over > 0:
                     victims.append(victim)
                     over -= self._blocks.freed_with(victim.request_id, held)
@@ -129,7 +129,7 @@ class Reclaim:
         ]
         missing = blocks - self._blocks.num_free_blocks
         losses = Losses(self._quotas, grower, blocks, guarantees_hold=False)
-        return cheapest(stuck, missing, 0, self._policy, self._blocks, losses)
+        return self._scheduler.pick_victims(stuck, missing, 0, self._policy, self._blocks, self._scheduler.swaps.cost_s, losses)
 
     def _is_stuck(self, sequence: Sequence) -> bool:
         if sequence.num_pending_tokens != 1 or not sequence.is_due:
@@ -144,7 +144,7 @@ class Reclaim:
         quotas, claimants = self._quotas, self._accounts.claimants
         quotas.alarm = 0
         if not quotas.is_pressed and not quotas.limits_bind_claims:
-            enough = self._accounts.claimed + self._watermark()
+            enough = self._accounts.claimed + self._scheduler.room.most(len(self._scheduler.running))
             if self._hooks.free_blocks() >= enough:
                 quotas.alarm = enough if claimants else 0
                 return
@@ -218,11 +218,12 @@ class Reclaim:
             self._leave_to_rank(needed)
             return True
         left = self._left_to_rank + needed
-        fits = left + self._watermark() <= self._hooks.free_blocks() and self._hooks.fits(head, hit)
+        kept = self._scheduler.room.kept_from(head.request.tier, self._policy, len(self._scheduler.running))
+        fits = left + kept <= self._hooks.free_blocks() and self._hooks.fits(head, hit)
         if self._quotas.is_pressed or not fits:
             return False
         self._left_to_rank = left
-        self._leave_to_rank(left + self._watermark())
+        self._leave_to_rank(left + kept)
         return True
 
     def _leave_to_rank(self, blocks: int) -> None:
@@ -237,9 +238,6 @@ class Reclaim:
         for want of blocks."""
         missed = passed_over_any and not self.was_pressed and bool(self._accounts.claimants)
         return self.is_settled and not missed
-
-    def _watermark(self) -> int:
-        return self._scheduler.limits.watermark_blocks(self._blocks.num_usable_blocks, len(self._scheduler.running))
 
     # -- whose blocks they are -------------------------------------------------------------------------------------------------
 
@@ -290,8 +288,11 @@ class Reclaim:
         """Asked once a step."""
         found = self._orders.get(victim)
         if found is None:
-            found = self._orders[victim] = victim_order(self._policy, self._blocks)(victim)
+            found = self._orders[victim] = self._victim_order()(victim)
         return found
+
+    def _victim_order(self) -> Callable[[Sequence], Order]:
+        return victim_order(self._policy, self._blocks, self._scheduler.swaps.cost_s)
 
     def _surplus(self, victim: Sequence, losses: Losses) -> tuple[int, ...]:
         """The largest first. A node that nothing was promised to, and that has no account, is over by all it has."""

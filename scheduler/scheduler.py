@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fairlane.blockmgr.accounts import Account
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
@@ -18,7 +17,7 @@ from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
-from fairlane.scheduler.kv_quotas import KVQuotas
+from fairlane.scheduler.kv_quotas import KVQuotas, above_limit
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.locality import Locality
 from fairlane.scheduler.output import ScheduleOutput, StepResult
@@ -27,6 +26,7 @@ from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.prediction import OutputPredictor
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
+from fairlane.scheduler.room import Room
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.shadow.shadow import Shadow
@@ -35,6 +35,7 @@ from fairlane.scheduler.stats import SchedulerStats, stats_of
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
+from fairlane.scheduler.victims import VictimRule, cheapest
 from fairlane.scheduler.wait_estimate import WaitEstimate
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
@@ -47,9 +48,9 @@ class SchedulerLimits:
 
     max_num_seqs: placed in one step. max_num_resident: holding KV and a slot at once. max_num_batched_tokens: a step's
     tokens; at least max_num_seqs, so that a full decode batch still leaves a token for whoever ranks first.
-    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free, so
-    that running sequences can grow. max_skips: steps a waiting head may be passed over before nothing overtakes it.
-    lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
+    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free at least,
+    so that running sequences can grow (room.py). max_skips: steps a waiting head may be passed over before nothing overtakes
+    it. lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
     fewer than these again is not swapped to host memory.
     """
 
@@ -86,7 +87,9 @@ class Scheduler:
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
         self.locality = Locality(blocks)
-        self.swaps = Swaps(blocks, limits.min_swap_tokens)
+        self.swaps = Swaps(blocks, limits.min_swap_tokens, limits.max_num_batched_tokens)
+        self.room = Room(blocks.num_usable_blocks, blocks.block_size, limits.watermark, self.swaps)
+        self.pick_victims: VictimRule = cheapest
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
         self.holding = Holding(clock.now())
@@ -142,7 +145,7 @@ class Scheduler:
         if needed > self.blocks.num_usable_blocks:
             return ("KV_CAPACITY_EXCEEDED", f"needs {needed} KV blocks, there are {self.blocks.num_usable_blocks}")
         full = None if self.census.quotas is None else self.census.quotas.never_fits(request.cache_domain, needed)
-        return None if full is None else ("KV_CAPACITY_EXCEEDED", _above_limit(needed, full))
+        return None if full is None else ("KV_CAPACITY_EXCEEDED", above_limit(needed, full))
 
     def _blocks_at_most(self, request: Request) -> int:
         """The last token's KV is never written, so it needs no slot."""
@@ -172,6 +175,8 @@ class Scheduler:
         if error[0] in OUR_FAULTS:
             self._refund(sequence)
         self.outputs.ended(sequence)
+        if sequence.started:
+            self.room.ended(sequence.num_output_tokens)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -303,6 +308,7 @@ class Scheduler:
         step = self._pop_launched(result.step_id)
         self.cost.observe(step.work_cost, result.elapsed_s)
         num_tokens = step.output.num_scheduled_tokens
+        self.swaps.observe(step.output, num_tokens, result.elapsed_s)
         self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
         take_results(self, step, result)
 
@@ -349,7 +355,9 @@ class Scheduler:
             else:
                 self.outputs.expect(sequence, policy, self.cost, 0)
                 policy.adopt(sequence)
-        self.policy, self.policy_generation = policy, generation
+        self.policy = policy
+        self.room.forget_tiers()
+        self.policy_generation = generation
         self.running.mark_unsorted()
         self.census.quotas = quotas
         self.blocks.pool.keep_accounts(None if quotas is None else quotas.accounts)
@@ -365,7 +373,7 @@ class Scheduler:
             needed = self._blocks_at_most(sequence.request)
             full = quotas.never_fits(domain, needed)
             if full is not None:
-                self.finish(sequence, EndReason.FAILED, error=("KV_CAPACITY_EXCEEDED", _above_limit(needed, full)))
+                self.finish(sequence, EndReason.FAILED, error=("KV_CAPACITY_EXCEEDED", above_limit(needed, full)))
 
     def delta(self, sequence: Sequence) -> Delta:
         """This step's delta of a sequence, made on first use."""
@@ -440,7 +448,3 @@ class Scheduler:
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:
                 raise RuntimeError(f"{sequence!r} counts {sequence.steps_in_flight} steps in flight, there are {out[sequence]}")
-
-
-def _above_limit(needed: int, account: Account) -> str:
-    return f"needs {needed} KV blocks, the kv_limit of {account.name} is {account.limit}"

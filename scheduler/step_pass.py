@@ -26,7 +26,7 @@ from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
 from fairlane.scheduler.shaping import DecodesAhead, StepShaping
 from fairlane.scheduler.stalls import end_stall, started
-from fairlane.scheduler.victims import cheapest, evict, may_evict
+from fairlane.scheduler.victims import evict, may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -48,7 +48,8 @@ class StepPass:
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
         most = self._limits.max_num_batched_tokens
-        plan = self._policy.plan(BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost))
+        view = BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost, scheduler.step_id)
+        plan = self._policy.plan(view)
         self._shaping = StepShaping(plan, self._policy)
         self._lane_may_pause = plan.pause_lower
         self._budget = plan.token_budget
@@ -268,8 +269,7 @@ class StepPass:
             return False
         if needed > max(0, room):
             missing = needed - self._blocks.num_free_blocks
-            candidates = self._yielding_to(sequence)
-            victims = cheapest(candidates, missing, 0, self._policy, self._blocks, self._losses(sequence, needed))
+            victims = self._victims(self._yielding_to(sequence), missing, self._losses(sequence, needed))
             if victims is None and self._reclaim is not None:
                 victims = self._reclaim.yielding(sequence, needed)
             if victims is None:
@@ -328,15 +328,16 @@ class StepPass:
             self._passed_over.append(sequence)
             self._policy.skip(sequence)
 
-    def _watermark(self) -> int:
-        return self._limits.watermark_blocks(self._blocks.num_usable_blocks, len(self._scheduler.running))
-
     def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
-        """Whether there is a slot, and blocks for all its tokens and the watermark."""
+        """Whether there is a slot, and blocks for all its tokens and what is kept free."""
         needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        if needed + self._watermark() > num_free_blocks - self._held_back or not self._scheduler.running.has_free_slot:
-            return False
-        return self._quotas is None or not self._quotas.full_for(sequence, needed)
+        running = self._scheduler.running
+        kept = self._scheduler.room.kept_from(sequence.request.tier, self._policy, len(running))
+        return (
+            needed + kept <= num_free_blocks - self._held_back
+            and running.has_free_slot
+            and (self._quotas is None or not self._quotas.full_for(sequence, needed))
+        )
 
     def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
         """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
@@ -350,15 +351,14 @@ class StepPass:
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
         evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
-        watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
+        kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
         needed = self._blocks.blocks_for(sequence.num_tokens)
-        missing = needed + watermark - (self._num_free_blocks() - self._held_back)
+        missing = needed + kept + self._held_back - self._num_free_blocks()
         losses = self._losses(sequence, needed, with_margin=True)
-        victims = cheapest(evictable, missing, slots_missing, self._policy, self._blocks, losses)
-        if victims is None:
-            return False
-        self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
-        return True
+        victims = self._victims(evictable, missing, losses, slots_missing) if evictable else None
+        if victims:  # else what is kept free is enough
+            self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
+        return victims is not None
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
@@ -378,6 +378,7 @@ class StepPass:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
             self._scheduler.num_recomputed_tokens += started(sequence, num_cached, self._now_s, self._scheduler.delta)
+        self._scheduler.room.admitted(sequence.request.tier, self._blocks.blocks_for(sequence.num_tokens))
         self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
@@ -425,6 +426,13 @@ class StepPass:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
         kept = () if self._reclaim is None else self._reclaim.kept
         return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in kept]
+
+    def _victims(
+        self, candidates: list[Sequence], num_blocks: int, losses: Losses | None, num_slots: int = 0
+    ) -> list[Sequence] | None:
+        """Those of the candidates that give so many blocks and slots, and room by every limit; None if all would not do."""
+        cost_s = self._scheduler.swaps.cost_s
+        return self._scheduler.pick_victims(candidates, num_blocks, num_slots, self._policy, self._blocks, cost_s, losses)
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False

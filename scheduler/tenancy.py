@@ -51,11 +51,13 @@ class Shaping(Enum):
 class ShapingRule:
     """The same in detail. prefill_share: part of the step's tokens that lower tiers' prefill may use while the tier is there.
     pause_decodes: lower tiers' decodes pause while it prefills. max_step_s: the longest a step may take, whoever is there.
+    rests: they pause in every other step at most, so that none goes without a token for two.
     """
 
     prefill_share: float = 1.0
     pause_decodes: bool = True
     max_step_s: float | None = None
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""Whom an eviction takes: as few as will do, the lowest-ranked first, and among equals those whose recompute costs least for
-what they give back. Who may be evicted for whom is the policy's word, within the engine's guards; when somebody must be is the
-step's pass's business."""
+"""Whom an eviction takes: the lowest-ranked first, and among equals those that cost least for the blocks they give. Who may be
+evicted for whom is the policy's word, within the engine's guards; when somebody must be is the step's pass's business, and what
+an eviction costs is swaps.py's.
+
+Blocks beyond those that are missing are worth nothing: whoever gave them has to get them again. So a score is cost over
+min(freed, still missing), taken anew after each choice, and in the end whoever turns out to be superfluous is spared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import BlockManager
@@ -21,6 +26,12 @@ if TYPE_CHECKING:
 MAX_EVICTIONS = 3
 # Who had more KV cache than was its own pays for its recompute itself.
 _BORROWED = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
+
+CostOf = Callable[[Sequence], float]
+# (candidates, blocks missing, slots missing, policy, blocks, cost of evicting one, what quotas say) -> victims; None if all would
+# not do.
+VictimRule = Callable[[list[Sequence], int, int, Policy, BlockManager, CostOf, Losses | None], "list[Sequence] | None"]
+Order = tuple[Rank, float, int]
 
 
 def is_immune(victim: Sequence) -> bool:
@@ -49,15 +60,12 @@ def evict(scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: Pree
     scheduler.decisions.evicted(victim, kind, reason, now_s, gainer.payer)
 
 
-Order = tuple[Rank, float, int]
-
-
-def victim_order(policy: Policy, blocks: BlockManager) -> Callable[[Sequence], Order]:
-    """A key by which the first of several running sequences is evicted first."""
+def victim_order(policy: Policy, blocks: BlockManager, cost_of: CostOf) -> Callable[[Sequence], Order]:
+    """A key by which the first of several running sequences is evicted first, where all that each frees is of use."""
 
     def order(sequence: Sequence) -> Order:
         freed = blocks.freed_by(sequence.request_id)
-        per_block = sequence.num_computed_tokens / freed if freed else float("inf")
+        per_block = cost_of(sequence) / freed if freed else inf
         return (policy.victim_key(sequence), per_block, -sequence.arrival_index)
 
     return order
@@ -69,27 +77,56 @@ def cheapest(
     slots_missing: int,
     policy: Policy,
     blocks: BlockManager,
+    cost_of: CostOf,
     losses: Losses | None = None,
 ) -> list[Sequence] | None:
-    """The first of the candidates, in the order above, whose blocks and slots suffice; None if all would not do. losses: what
-    KV quotas have to say: whose blocks a guarantee keeps, and which limits must get room too; the blocks that count for those
-    go first.
+    """Candidates whose blocks and slots suffice, in the order above; None if those of all would not do. losses: what KV quotas
+    have to say: whose blocks a guarantee keeps, and which limits must get room too; the blocks that count for those go first.
     """
-    in_order = sorted(candidates, key=victim_order(policy, blocks))
-    if losses is not None and not losses.suffice:
-        in_order.sort(key=lambda victim: not losses.helps(victim))
+    if len(candidates) < slots_missing or _freed(candidates, blocks) < blocks_missing:
+        return None
+    keys = {sequence: policy.victim_key(sequence) for sequence in candidates}
+    costs = {sequence: cost_of(sequence) for sequence in candidates}
+    alone = {sequence: blocks.freed_by(sequence.request_id) for sequence in candidates}
+    left = sorted(candidates, key=lambda sequence: -sequence.arrival_index)
     victims: list[Sequence] = []
     held: dict[int, int] = {}
-    for victim in in_order:
-        enough = blocks_missing <= 0 and len(victims) >= slots_missing
+    missing = blocks_missing
+    while True:
+        enough = missing <= 0 and len(victims) >= slots_missing
         if enough and (losses is None or losses.suffice):
             break
-        if losses is not None and not (losses.allows(victim) and (not enough or losses.helps(victim))):
-            continue
-        victims.append(victim)
-        freed = blocks.freed_with(victim.request_id, held)
-        blocks_missing -= freed
+        left = left if losses is None else [sequence for sequence in left if losses.allows(sequence)]
+        useful = [sequence for sequence in left if not enough or (losses is not None and losses.short(sequence) > 0)]
+        if not useful:
+            return None
+
+        def order(sequence: Sequence, missing: int = missing) -> tuple[bool, Rank, bool, float]:
+            short = 0 if losses is None else losses.short(sequence)
+            freed = min(alone[sequence], max(1, missing, short))
+            # Who frees nothing has his slot to give.
+            return not short, keys[sequence], not freed, costs[sequence] / (freed or 1)
+
+        best = min(useful, key=order)
+        left.remove(best)
+        victims.append(best)
+        freed = blocks.freed_with(best.request_id, held)
+        missing -= freed
         if losses is not None:
-            losses.take(victim, freed)
-    enough = blocks_missing <= 0 and len(victims) >= slots_missing and (losses is None or losses.suffice)
-    return victims if enough else None
+            losses.take(best, freed)
+    for sequence in sorted(victims, key=lambda victim: (keys[victim], costs[victim]), reverse=True):
+        others = [victim for victim in victims if victim is not sequence]
+        if len(others) >= slots_missing and alone[sequence] <= -missing:
+            freed = _freed(others, blocks, losses)  # without him, what he shares with them stays
+            if freed >= blocks_missing and (losses is None or losses.suffice):
+                victims, missing = others, blocks_missing - freed
+    return victims
+
+
+def _freed(sequences: list[Sequence], blocks: BlockManager, losses: Losses | None = None) -> int:
+    """Blocks that become free if all of them, and nobody else, are evicted; losses become those."""
+    held: dict[int, int] = {}
+    freed = [(sequence, blocks.freed_with(sequence.request_id, held)) for sequence in sequences]
+    if losses is not None:
+        losses.retake(freed)
+    return sum(count for _, count in freed)

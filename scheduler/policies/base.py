@@ -19,18 +19,22 @@ class BatchView:
     """What a policy may know of the batch when it plans a step.
 
     running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
-    work is charged.
+    work is charged. num_steps: that the engine has scheduled before.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
     prices: Cost = field(default_factory=TokensCost)
+    num_steps: int = 0
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, prices: Cost) -> BatchView:
+    def of(
+        cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, prices: Cost, num_steps: int
+    ) -> BatchView:
         """sequences: all that run and may have more than one token to compute."""
-        return cls(token_budget, running, Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1), prices)
+        prefilling = Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1)
+        return cls(token_budget, running, prefilling, prices, num_steps)
 
 
 @dataclass(slots=True)

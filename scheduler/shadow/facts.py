@@ -38,10 +38,17 @@ class World:
         return self.limits.max_num_resident - len(self._scheduler.running)
 
     def blocks_left(self) -> int:
-        """Free ones, without those that the step's decodes still take and the watermark."""
+        """Free ones, without those that the step's decodes still take and the least that any admission leaves."""
         scheduler = self._scheduler
-        watermark = self.limits.watermark_blocks(self.blocks.num_usable_blocks, len(scheduler.running))
-        return self.blocks.num_free_blocks - scheduler.lane.num_new_blocks() - watermark
+        least = scheduler.room.least(len(scheduler.running))
+        return self.blocks.num_free_blocks - scheduler.lane.num_new_blocks() - least
+
+    def kept_from(self, twin: Sequence) -> int:
+        """Blocks beyond the least that one which evicts nobody leaves free, by the policy in force."""
+        scheduler = self._scheduler
+        num_running = len(scheduler.running)
+        kept = scheduler.room.kept_from(twin.request.tier, scheduler.policy, num_running)
+        return kept - scheduler.room.least(num_running)
 
     def is_over_quota(self, twin: Sequence) -> bool:
         """Whether a KV limit in force keeps it out, whatever a policy says of it."""
@@ -66,5 +73,7 @@ class World:
     def steady(self) -> tuple[BatchView, StepFacts]:
         """Of a step in which all that runs decodes and nobody gets in, and what a policy would be shown of it."""
         running = list(self._scheduler.running)
-        view = BatchView(self.limits.max_num_batched_tokens, self._scheduler.running.by_tier, {}, self._scheduler.cost)
+        scheduler = self._scheduler
+        most = self.limits.max_num_batched_tokens
+        view = BatchView(most, scheduler.running.by_tier, {}, scheduler.cost, scheduler.step_id)
         return view, StepFacts([], running, [], running, len(running))

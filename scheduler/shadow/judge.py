@@ -1,6 +1,7 @@
 """Compares one step with what a shadow policy would have done in it: whom it would have let in, whom it would have evicted,
 paused or given fewer tokens. What it lets in must fit into what the step had: the tokens, seats, slots and blocks of those
-admitted and what was left over. Prefix hits of others are not looked up, so a request counts as larger here than it may be.
+admitted and what was left over. Prefix hits of others are not looked up, so a request counts as larger here than it may be; and
+whoever is not admitted leaves what one leaves that evicts nobody, though it might have the right to leave less.
 
 Only what lasts counts as sooner or as an eviction: a request that gets in within LAST_STEPS anyway is no difference.
 """
@@ -118,8 +119,12 @@ class Judge:
             self._head = None
             if admitted is not None and admitted is not head and admitted in policy.rivals(head):
                 head = admitted  # in its locality window; what is cached was looked up by whom it lets in
-            need = self._allocated.get(head.request_id) or self._world.blocks.blocks_for(head.num_tokens)
-            fits = need <= blocks and slots > 0
+            need = self._allocated.get(head.request_id)
+            if need is None:
+                need = self._world.blocks.blocks_for(head.num_tokens)
+                fits = need + self._world.kept_from(head) <= blocks and slots > 0
+            else:
+                fits = need <= blocks and slots > 0
             may_overtake = head.request_id not in self.closed
             if head in self._picks or head.steps_in_flight or self._is_full(head):
                 policy.skip(head)

@@ -94,7 +94,7 @@ def test_no_slot_is_said_to_be_why() -> None:
     assert (found.reasons, found.rank) == ((Reason.SLOTS,), 1)
 
 
-def test_missing_blocks_are_counted_with_the_watermark() -> None:
+def test_missing_blocks_are_counted_with_what_is_left_free() -> None:
     # 9 blocks of 16: the first holds 6 (90 tokens and what it has generated), one is kept free.
     driver = running(world(num_blocks=9), request(1, prompt=90, max_tokens=6), request(2, prompt=60))
     found = explained(driver, 2)

@@ -325,6 +325,22 @@ def test_a_policy_beside_itself_differs_in_nothing_where_nobody_is_evicted(
     assert (named(driver), report_of(driver).different_steps) == ({}, 0)
 
 
+@pytest.mark.parametrize("turns", [4, 5])
+def test_gentle_beside_itself_rests_in_the_same_steps_whenever_it_began(turns: int) -> None:
+    """Batch 1 decodes while gold 2 reads 400 tokens in seven steps, and pauses in every other one of them."""
+    policy = replace(SHADOW, tiers=(replace(GOLD, shaping=Shaping.GENTLE), replace(BATCH, min_share=0.0)))
+    driver = world(budget=64)
+    driver.apply(policy)
+    driver.add(request(1, "batch", max_tokens=60))
+    for _ in range(turns):
+        driver.turn()
+    driver.add(request(2, "gold", prompt=400))
+    driver.turn()
+    driver.shadow(policy)
+    driver.run_until_idle()
+    assert named(driver) == {}
+
+
 # -- compared with another ---------------------------------------------------------------------------------------------------
 
 
