@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fairlane.errors import ConfigError, FairlaneError, InvalidRequest
+from fairlane.errors import ConfigError, FairlaneError
 from fairlane.gateway.admin_parts import AdminParts, Context, finding, operator, timestamp
 from fairlane.gateway.overrides import audit
-from fairlane.gateway.reload import violation
+from fairlane.gateway.reload import policy_invalid
 from fairlane.gateway.shadow_link import ShadowFailed, ShadowLink, Trial
 from fairlane.gateway.worker_client import no_ready_worker
 from fairlane.protos.fairlane.v1 import admin_pb2 as pb
@@ -20,15 +20,13 @@ class ShadowHandlers(admin_pb2_grpc.AdminServicer):
         self._parts = parts
 
     async def ShadowPolicy(self, request: pb.ShadowPolicyRequest, context: Context) -> pb.ShadowPolicyResponse:
-        from fairlane.gateway.policy.loader import (
-            load_policy_text,  # reads YAML, which a gateway with a built policy need not have
-        )
+        from fairlane.gateway.policy.loader import load_policy_text  # pulls in the YAML loader, needed here only
 
         name, worker = request.name or "policy", self._parts.worker
         try:
             policy = await asyncio.to_thread(load_policy_text, request.text.encode(), name)
         except ConfigError as error:
-            raise InvalidRequest([violation(text) for text in error.findings], "POLICY_INVALID") from None
+            raise policy_invalid(error) from None
         if not worker.ready:
             raise no_ready_worker()
         try:

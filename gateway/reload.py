@@ -104,7 +104,7 @@ class PolicyReloader:
             try:
                 policy = await asyncio.to_thread(self._source.parse, text)
             except ConfigError as error:
-                raise InvalidRequest([violation(finding) for finding in error.findings], "POLICY_INVALID") from None
+                raise policy_invalid(error) from None
             if expected_sha256:
                 await self._expect(expected_sha256)
             staged = await asyncio.to_thread(self._source.stage, text)
@@ -237,6 +237,11 @@ class PolicyReloader:
         logger.error(
             "the new policy file cannot be used, the one in force stays (sha256 %s):\n  %s", self._in_force().sha256, text
         )
+
+
+def policy_invalid(error: ConfigError) -> InvalidRequest:
+    """What is answered to whoever sent such a policy: every finding."""
+    return InvalidRequest([violation(finding) for finding in error.findings], "POLICY_INVALID")
 
 
 def violation(finding: str) -> FieldViolation:

@@ -9,14 +9,19 @@ from fairlane.scheduler.policies.base import Policy, StepPlan
 from fairlane.scheduler.request import Sequence
 
 
+def may_decode(sequence: Sequence) -> bool:
+    """Whether it has just one token to compute next."""
+    return sequence.num_pending_tokens == 1 and sequence.is_due
+
+
 class DecodesAhead:
     """Running sequences still to come in a step that decode one token each, so that a token each can be kept for them."""
 
     def __init__(self, order: Iterable[Sequence], shaping: StepShaping) -> None:
-        may_decode = [sequence for sequence in order if sequence.num_pending_tokens == 1 and sequence.is_due]
+        decodes = [sequence for sequence in order if may_decode(sequence)]
         self._shaping = shaping
-        self._pausable = sum(1 for sequence in may_decode if shaping.may_pause(sequence))
-        self._others = len(may_decode) - self._pausable
+        self._pausable = sum(1 for sequence in decodes if shaping.may_pause(sequence))
+        self._others = len(decodes) - self._pausable
 
     def pass_by(self, sequence: Sequence) -> None:
         """One of them comes no more."""

@@ -24,7 +24,7 @@ from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.shaping import DecodesAhead, StepShaping
+from fairlane.scheduler.shaping import DecodesAhead, StepShaping, may_decode
 from fairlane.scheduler.stalls import end_stall, started
 from fairlane.scheduler.victims import evict, may_evict
 
@@ -88,7 +88,7 @@ class StepPass:
                 continue
             self._settled = False
             self._policy.on_unserved(sequence)
-            if self._shaping.protected_chunk and self._may_decode(sequence) and self._shaping.may_pause(sequence):
+            if self._shaping.protected_chunk and may_decode(sequence) and self._shaping.may_pause(sequence):
                 self.placement.pause(sequence, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
@@ -238,9 +238,6 @@ class StepPass:
                 return sequence
             self._next += 1
         return None
-
-    def _may_decode(self, sequence: Sequence) -> bool:
-        return sequence.num_pending_tokens == 1 and sequence.is_due
 
     def _place_running(self, sequence: Sequence) -> None:
         if sequence.num_pending_tokens == 1:
@@ -440,7 +437,7 @@ class StepPass:
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
-            if self._may_decode(victim):
+            if may_decode(victim):
                 self._given_back += 1
                 if victim in ahead:
                     self._ahead.pass_by(victim)

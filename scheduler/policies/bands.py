@@ -223,14 +223,10 @@ class BandPolicy:
         return None
 
     def _peek_owed(self) -> Sequence | None:
-        owed = (g for g in self._min.owed if g.tier is not None or not self._is_full("/".join(g.names)))
+        owed = (g for g in self._min.owed if g.tier is not None or not self._caps.keeps_out("/".join(g.names)))
         places = [(tree, names) for g in owed for names in g.places(self._tiers) for tree in self._trees]
         heads = [(tree.place_of(head), head) for tree, names in places if (head := tree.peek(names)) is not None]
         return min(heads, key=lambda found: found[0])[1] if heads else None
-
-    def _is_full(self, path: str) -> bool:
-        """Whether a cap of the node or of one above it keeps everybody out."""
-        return any(self._caps.is_full(prefix) for prefix in prefixes(path))
 
     def rivals(self, head: Sequence) -> list[Sequence]:
         """Within the locality window of fair shares; none for a head that goes by age, by a minimum share, or too late."""

@@ -60,6 +60,10 @@ class RunningCaps:
     def is_full(self, path: str) -> bool:
         return path in self._held or (self._capped and self.has_max_running(path))
 
+    def keeps_out(self, path: str) -> bool:
+        """Whether the node or one above it is full."""
+        return any(self.is_full(prefix) for prefix in prefixes(path))
+
     def has_max_running(self, path: str) -> bool:
         """Whether as many run as may."""
         if not self._capped:

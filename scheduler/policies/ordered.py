@@ -84,7 +84,7 @@ class OrderedPolicy(ABC):
             _, stay, sequence = self._heap[0]
             if self._stays.get(sequence.request_id) != stay:
                 heappop(self._heap)
-            elif sequence.request_id in self._skipped or any(self._caps.is_full(p) for p in prefixes(sequence.request.tenant)):
+            elif sequence.request_id in self._skipped or self._caps.keeps_out(sequence.request.tenant):
                 self._aside.append(heappop(self._heap))
             else:
                 return sequence

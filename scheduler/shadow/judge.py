@@ -14,7 +14,6 @@ from math import inf
 from typing import cast
 
 from fairlane.scheduler.policies.base import StepPlan
-from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import RequestId, Sequence
 from fairlane.scheduler.settlement import RECHECK_STEPS
 from fairlane.scheduler.shadow.differences import Differences, Kind
@@ -166,8 +165,7 @@ class Judge:
         ]
 
     def _is_full(self, twin: Twin) -> bool:
-        caps = self._state.caps
-        if self._state.capped and any(caps.is_full(path) for path in prefixes(twin.request.tenant)):
+        if self._state.capped and self._state.caps.keeps_out(twin.request.tenant):
             return True
         return self._world.is_over_quota(twin)
 
