@@ -77,7 +77,7 @@ test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
 
 # `make test` runs a hundred histories of each. A failure prints what to add above the test to see it again.
-test-long: setup ## The scheduler's hard properties over ten thousand random histories each (about an hour on one core; PYTEST_ARGS="-k f1")
+test-long: setup ## The scheduler's hard properties over ten thousand random histories each (about an hour and a half on one core; PYTEST_ARGS="-k f1")
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -sv --timeout=0 tests/properties $(PYTEST_ARGS)
 
 # On a GPU machine the CUDA build of torch is often $(PYTHON)'s own, and then no .venv is needed; nothing is installed here.
@@ -130,14 +130,16 @@ bench-engine: ## The engine on one GPU against vLLM's and transformers' figures 
 bench-serving: setup model ## The gateway's cost: a load over gRPC against the engine alone (about two minutes; BENCH_ARGS=--help)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_serving.py $(if $(JSON),--json $(JSON)) $(if $(BENCH_ARGS),$(BENCH_ARGS),--scale 0.05 --set threads=1)
 
+GATEWAY_MODULES = torch triton numpy yaml grpc grpc_health grpc_reflection grpc_status watchfiles typer rich tokenizers jinja2 prometheus_client
+
 # Where there is no network: the modules that are missing can lie in any folder that PYTHONPATH names.
 bench-serving-gpu: ## The gateway on one GPU: the chat list over gRPC against the engine alone (about three minutes)
-	@$(call with_gpu,torch triton numpy yaml grpc grpc_health grpc_reflection grpc_status watchfiles typer rich tokenizers jinja2 prometheus_client) \
+	@$(call with_gpu,$(GATEWAY_MODULES)) \
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_serving.py --device cuda --model llama-3.1-8b $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-tenants: ## Tenants beside each other under overload on one H200: latency, throughput, shares (about nine minutes)
-	@$(call with_gpu,torch triton numpy yaml grpc grpc_health grpc_reflection grpc_status watchfiles typer rich tokenizers jinja2 prometheus_client) \
+	@$(call with_gpu,$(GATEWAY_MODULES)) \
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_tenants.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
@@ -151,6 +153,7 @@ check: setup layering protos-check ## Lint, format check, types, import rules, g
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benchmarks $(BIN)/mypy benchmarks/*.py
 
 layering: setup ## Check the folder layout and the import rules
 	$(BIN)/pytest -q tests/unit/house/test_layout.py

@@ -94,7 +94,7 @@ class PagedPool:
 
 def exact_attention(q: Tensor, tokens: Tensor, positions: Tensor, geometry: Geometry) -> Tensor:
     """float64 [N, Hq, D]: q [N, Hq, D], the query tokens at these positions, over tokens [2, Hkv, n, D]."""
-    heads = q.double().unflatten(1, (geometry.num_kv_heads, geometry.group_size))
+    heads = q.double().unflatten(1, (geometry.num_kv_heads, geometry.group_size))  # type: ignore[no-untyped-call]
     scores = torch.einsum("nhgd,hkd->nhgk", heads, tokens[0]) * geometry.scale
     hidden = torch.arange(tokens.shape[2], device=q.device) > positions[:, None]
     scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
@@ -187,7 +187,7 @@ class CascadeBench(DecodeBench):
         super().__init__(world, lens, geometry, bounded=False, shared=shared)
         self.candidates = prefix_tuning.CANDIDATES
 
-    def _workspace(self, tuning: PrefixTuning | None) -> DecodeWorkspace:
+    def _workspace(self, tuning: PrefixTuning | None) -> DecodeWorkspace:  # type: ignore[override]  # of its own candidates
         g, batch, dtype = self._geometry, len(self._lens), self._world.dtype
         decode = decode_tuning.tuning_for(g.head_dim, g.group_size, dtype, g.block_size)
         workspace = DecodeWorkspace(
@@ -313,8 +313,9 @@ def cascade_cases(block_size: int) -> list[Case]:
     """A prompt that many sequences share, read once and, for comparison, by each of them: from the L2 cache, mostly."""
     cases = []
     for name, (batch, shared, own) in _SHARED.items():
-        parts = {"lens": [shared + own] * batch, "geometry": Geometry(block_size=block_size), "shared": shared}
-        once, each = partial(CascadeBench, **parts), partial(DecodeBench, bounded=False, **parts)
+        lens, geometry = [shared + own] * batch, Geometry(block_size=block_size)
+        once = partial(CascadeBench, lens=lens, geometry=geometry, shared=shared)
+        each = partial(DecodeBench, lens=lens, geometry=geometry, bounded=False, shared=shared)
         cases.append(Case("cascade", "prefix_decode", name, once, CASCADE.get(name), block_size))
         cases.append(Case("cascade", "paged_decode", f"{name}, each", each, None, block_size))
     return cases

@@ -23,8 +23,8 @@ from fairlane.config.strict import load_file
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.request import SamplingParams
-from fairlane.worker.__main__ import make_executor
 from fairlane.worker.config import Device, WorkerConfig
+from fairlane.worker.executors import make_executor
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "configs" / "models"

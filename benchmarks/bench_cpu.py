@@ -96,9 +96,9 @@ def run_static(work: Workload, size: int, report: Report, started: Callable[[], 
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(work.threads)
-    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     model.generation_config.eos_token_id = None  # outputs have exactly the length that was asked for
     model.generation_config.pad_token_id = 0
     _generate(model, [work.prompts[0][:16]] * size, 4)
@@ -260,7 +260,7 @@ def floor_rows(work: Workload, limits: dict[str, float], profile: list[dict[str,
     parts = {row["part"]: row["ms"] for row in profile}
 
     def took(prefix: str) -> float:
-        return sum(ms for part, ms in parts.items() if part.startswith(prefix))
+        return sum(float(ms) for part, ms in parts.items() if part.startswith(prefix))
 
     read = limits["read GB/s"] * 1e6
     weights_ms, kv_ms, gemm_ms = weight_bytes / read, kv_bytes / read, flops / (limits["GEMM GFLOP/s"] * 1e6)

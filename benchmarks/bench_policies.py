@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from charge_runs import f9
 from deadline_runs import d1, d2, d3
+from kv_runs import kv
+from locality_runs import l1
 from policy_runs import ADVERSARIES, Numbers
 from policy_runs import RUNS as POLICY_RUNS
 from report import console, print_checks, print_rows, write_json
@@ -36,7 +38,7 @@ class Promise(NamedTuple):
     always: bool = False
 
 
-RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3}
+RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l1}
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
@@ -90,13 +92,18 @@ PROMISES = (
     Promise("D2", "misses of sets of jobs that EDF can do", "D2", ("misses",), most=0, always=True),
     Promise("D3", "wait estimate's error, p50 of queued, FCFS and FAIR", "D3", ("fcfs", "fair"), most=0.3),
     Promise("D3-vip", "the same under VIP", "D3", ("vip",), most=0.3),
+    Promise("L1-hits", "prompt tokens found cached / longest prefix first", "L1", ("hits W11", "hits documents"), least=0.9),
+    Promise("L1-rate", "tokens/s / longest prefix first", "L1", ("rate W11", "rate documents"), least=0.95),
+    Promise("L1-gap", "interval gap / 2(theta + c_step + Q)", "L1", ("gap",), most=1.0, always=True),
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
+    Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
+    Promise("KV-limit", "blocks of a hoarder above its kv_limit", "KV", ("above",), most=0, always=True),
+    Promise("KV-guarantee", "steps in a row a kv_guarantee is denied, VIPs in the way", "KV", ("denied",), most=2, always=True),
 )
 # With their reasons; T1 and T2 are bench_scheduler.py's.
 LEFT_OUT = {
     "F8": "needs several gateways that share counters",
-    "L1": "needs the locality window",
 }
 
 

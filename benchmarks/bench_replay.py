@@ -165,7 +165,7 @@ def checks_of(rows: Sequence[dict[str, Any]], sweep: Fit) -> list[Check]:
 
 
 def worst(rows: Sequence[dict[str, Any]], figure: str, off: str) -> float:
-    return max(abs(row[off]) for row in rows if row["figure"] == figure)
+    return max(abs(float(row[off])) for row in rows if row["figure"] == figure)
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
 appends a token, increments a count and compares it with max_tokens: what a scheduler that tells every sequence does at least.
 
 steady: nobody comes or goes. churn: in every step 4 requests end, 4 are admitted and 4 arrive (their add() is timed, too).
+shadow: another policy that listens and is asked, and not obeyed.
 
-    python benchmarks/bench_scheduler.py [--json FILE] [--quick]
+    python benchmarks/bench_scheduler.py [--json FILE] [--quick] [--cpu-time]
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ POLICIES = {
 }
 
 
+class Stopwatch:
+    now_ns = staticmethod(time.perf_counter_ns)
+
+
 class BareSequence:
     __slots__ = ("max_tokens", "num_tokens", "token_ids")
 
@@ -73,9 +78,9 @@ def bare_loop_us() -> float:
 
     times = []
     for _ in range(2000):
-        start = time.perf_counter_ns()
+        start = Stopwatch.now_ns()
         step()
-        times.append((time.perf_counter_ns() - start) / 1000)
+        times.append((Stopwatch.now_ns() - start) / 1000)
     return percentile(times, 0.5)
 
 
@@ -91,14 +96,21 @@ def request(number: int, tenants: int, max_tokens: int, arrival_s: float) -> Req
     return Request(RequestId(number), tenant, tier, prompt, max_tokens, arrival_s=arrival_s, cache_domain=tenant)
 
 
-def world(policy: str, tenants: int) -> EngineDriver:
+# In force, and tried beside it.
+SHADOWS = (("vip", "vip"), ("vip", "fair"), ("fair", "vip, fair within"))
+
+
+def snapshot_of(policy: str, tenants: int) -> PolicySnapshot:
     tiers_policy, within, cost = POLICIES[policy]
+    nodes = tuple(NodeShare(f"org{k % 20}/t{k}", 1 + k % 4) for k in range(tenants))
+    return PolicySnapshot(1, policy, tiers_policy, TIERS, within, nodes, cost=cost)
+
+
+def world(policy: str, tenants: int) -> EngineDriver:
     clock = FakeClock()
     info = ExecutorInfo("fake", 50_000, 8192, BLOCK_SIZE, 60_000, (2,))
     limits = SchedulerLimits(max_num_seqs=RUNNING, max_num_resident=RUNNING, max_num_batched_tokens=2048)
-    nodes = tuple(NodeShare(f"org{k % 20}/t{k}", 1 + k % 4) for k in range(tenants))
-    snapshot = PolicySnapshot(1, "", tiers_policy, TIERS, within, nodes, cost=cost)
-    return EngineDriver(FakeExecutor(info, clock), clock, snapshot, limits)
+    return EngineDriver(FakeExecutor(info, clock), clock, snapshot_of(policy, tenants), limits)
 
 
 def crowd(policy: str, waiting: int, tenants: int, max_tokens: Callable[[int], int]) -> EngineDriver:
@@ -114,18 +126,35 @@ def crowd(policy: str, waiting: int, tenants: int, max_tokens: Callable[[int], i
     return driver
 
 
-def steady(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
+def add_shadow(driver: EngineDriver, shadow: str, tenants: int) -> None:
+    if shadow:
+        driver.shadow(snapshot_of(shadow, tenants))
+        driver.turn()
+
+
+def check_shadow(driver: EngineDriver) -> None:
+    """What it costs counts only while it listens."""
+    shadow = driver.scheduler.shadow
+    if shadow is not None and shadow.fault:
+        raise RuntimeError(f"the shadow ended: {shadow.fault}")
+
+
+def steady(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str, Any]:
     driver = crowd(policy, waiting, tenants, lambda number: 4000)
+    add_shadow(driver, shadow, tenants)
     quiet = 0
     while quiet < 3:  # VIPs among those that wait evict others first
         driver.turn()
         quiet = quiet + 1 if driver.scheduler.settlement is not None else 0
-    return row_of("steady", policy, waiting, tenants, [timed_step(driver, []) for _ in quietly(STEPS)])
+    times = [timed_step(driver, []) for _ in quietly(STEPS)]
+    check_shadow(driver)
+    return row_of("steady", policy, waiting, tenants, times, shadow)
 
 
-def churn(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
+def churn(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str, Any]:
     life = RUNNING // ENDING
     driver = crowd(policy, waiting, tenants, lambda number: life + number % life)
+    add_shadow(driver, shadow, tenants)
     for _ in range(2 * life):
         driver.turn()
     numbers = itertools.count(RUNNING + waiting)
@@ -133,7 +162,9 @@ def churn(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
     def arrivals() -> list[Request]:
         return [request(next(numbers), tenants, life, driver.clock.now()) for _ in range(ENDING)]
 
-    return row_of("churn", policy, waiting, tenants, [timed_step(driver, arrivals()) for _ in quietly(STEPS)])
+    times = [timed_step(driver, arrivals()) for _ in quietly(STEPS)]
+    check_shadow(driver)
+    return row_of("churn", policy, waiting, tenants, times, shadow)
 
 
 def quietly(count: int) -> Iterator[int]:
@@ -146,9 +177,9 @@ def quietly(count: int) -> Iterator[int]:
         gc.enable()
 
 
-def row_of(load: str, policy: str, waiting: int, tenants: int, times: list[tuple[float, float]]) -> dict[str, Any]:
+def row_of(load: str, policy: str, waiting: int, tenants: int, times: list[tuple[float, float]], shadow: str) -> dict[str, Any]:
     p50, p99 = (percentile([sum(pair) for pair in times], share) for share in (0.5, 0.99))
-    row = {"load": load, "policy": policy, "waiting": waiting, "tenants": tenants, "p50 us": p50, "p99 us": p99}
+    row = {"load": load, "policy": policy, "shadow": shadow, "waiting": waiting, "tenants": tenants, "p50 us": p50, "p99 us": p99}
     means = [sum(column) / len(times) for column in zip(*times, strict=True)]
     return row | {"schedule mean us": means[0], "update mean us": means[1]}
 
@@ -157,39 +188,44 @@ def timed_step(driver: EngineDriver, arrivals: list[Request]) -> tuple[float, fl
     """Microseconds of add() and schedule(), and of update() with what the engine does after it. The executor's part is not
     timed."""
     scheduler = driver.scheduler
-    start = time.perf_counter_ns()
+    start = Stopwatch.now_ns()
     for arrival in arrivals:
         scheduler.add(arrival)
     output = scheduler.schedule()
-    scheduled = time.perf_counter_ns()
+    scheduled = Stopwatch.now_ns()
     if output is None:
         raise RuntimeError("nothing to schedule")
     tokens = [[7] if entry.sample else [] for entry in output.scheduled]
     result = StepResult(output.step_id, tokens, [7] * len(output.decode_slots), elapsed_s=STEP_S)
     driver.clock.advance(STEP_S)  # type: ignore[attr-defined]
-    executed = time.perf_counter_ns()
+    executed = Stopwatch.now_ns()
     scheduler.update(result)
     scheduler.take_decoded()
     scheduler.take_deltas()
-    return (scheduled - start) / 1000, (time.perf_counter_ns() - executed) / 1000
+    return (scheduled - start) / 1000, (Stopwatch.now_ns() - executed) / 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     parser.add_argument("--quick", action="store_true", help="only what the checks need")
+    parser.add_argument("--cpu-time", action="store_true", help="the thread's, not the wall's: where others use the machine, too")
     arguments = parser.parse_args()
-    grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
-    if arguments.quick:
-        grid = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
+    if arguments.cpu_time:
+        Stopwatch.now_ns = staticmethod(time.thread_time_ns)
+    grid: list[tuple[Any, ...]] = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
+    if not arguments.quick:
+        grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
     grid += [(churn, p, 10_000, 1000) for p in POLICIES]
+    grid += [(load, p, 10_000, 1000, shadow) for load in (steady, churn) for p, shadow in SHADOWS]
     bare_us = bare_loop_us()
     rows = []
-    for measure, policy, waiting, tenants in track(grid, "measuring", console=console):
-        row = measure(policy, waiting, tenants)
+    for measure, *where in track(grid, "measuring", console=console):
+        row = measure(*where)
         rows.append(row | {"x bare loop": row["p50 us"] / bare_us})
     print_rows(f"{RUNNING} running; bare loop {bare_us:.1f} us", rows)
-    at = {(row["policy"], row["waiting"], row["tenants"]): row["p50 us"] for row in rows if row["load"] == "steady"}
+    alone = [row for row in rows if row["load"] == "steady" and not row["shadow"]]
+    at = {(row["policy"], row["waiting"], row["tenants"]): row["p50 us"] for row in alone}
     by_tokens = [policy for policy, (_, _, cost) in POLICIES.items() if cost is CostName.TOKENS]
     ratio = max(at[p, 10_000, 1000] for p in by_tokens) / bare_us
     growth = max(at[p, 100_000, 1000] / at[p, 10_000, 1000] for p in POLICIES)

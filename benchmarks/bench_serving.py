@@ -35,14 +35,14 @@ from pathlib import Path
 
 import bench_engine
 import grpc
-from bench_engine import HERE, Row, assignment, positive
+from bench_engine import HERE, assignment, positive
 from engine_loads import PLANS, cases, warm_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from report import print_checks, print_rows, write_json
 from serving_load import CHANNEL_OPTIONS, GRACE_S, NotServingError, Order, drive, failure_of, figures, shared_out
 
+from fairlane.bench.figures import Row, median_run
 from fairlane.bench.figures import figures as offline_figures
-from fairlane.bench.figures import median_run
 from fairlane.bench.loads import Load, chat_lengths
 from fairlane.bench.results import Check
 from fairlane.bench.run import Bench, RunError
@@ -100,7 +100,9 @@ def look_at(target: str, key: str) -> pb.Model:
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
                 raise NotServingError(f"the server at {target} is not SERVING")
             metadata = [("authorization", f"Bearer {key}")]
-            return InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata, timeout=LOOK_S).models[0]
+            stub = InferenceStub(channel)  # type: ignore[no-untyped-call]
+            listed: pb.ListModelsResponse = stub.ListModels(pb.ListModelsRequest(), metadata=metadata, timeout=LOOK_S)
+            return listed.models[0]
         except (grpc.RpcError, IndexError) as error:
             why = f"{failure_of(error)}: {error.details()}" if isinstance(error, grpc.RpcError) else "it lists no model"
             raise NotServingError(f"cannot measure a server at {target}: {why}") from None

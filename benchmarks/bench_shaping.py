@@ -62,7 +62,7 @@ class Asked:
     senders: Sequence[Sender]
 
     def requests(self, start_s: float) -> list[Request]:
-        found = []
+        found: list[Request] = []
         for sender in self.senders:
             rng, at_s = random.Random(sender.tier), sender.begin_s
             while (at_s := at_s + rng.uniform(0.5, 1.5) * sender.gap_s) < self.seconds:

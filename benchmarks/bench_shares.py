@@ -30,7 +30,7 @@ REQUIRED = 0.05
 def requests(count: int) -> list[Request]:
     """By weight, so that all stay backlogged to the end."""
     greedy = SamplingParams(temperature=0.0)
-    asked = []
+    asked: list[Request] = []
     for tenant, weight in WEIGHTS.items():
         for _ in range(count * weight // sum(WEIGHTS.values())):
             number = len(asked) + 1

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import bench_serving
 from bench_engine import assignment, positive
@@ -138,7 +139,7 @@ def summary(row: Row) -> str:
 def simulate(session: Session) -> None:
     given = session.given
     base = WorkerShape(H200) if given.shape is None else WorkerShape.load(given.shape)
-    limits = dict(SETTINGS) if given.scale == 1 else {}
+    limits: dict[str, Any] = dict(SETTINGS) if given.scale == 1 else {}
     shape = replace(base, **limits, max_num_resident=NUM_RESIDENT, num_host_blocks=HOST_BLOCKS, max_prefill_chunk=0)
     for part in session.parts():
         session.run(part, lambda workload, part=part: in_simulator(shape, workload, part.policy))  # type: ignore[misc]

@@ -156,15 +156,20 @@ def d2(seed: int) -> Numbers:
 QUEUED_S = 0.5  # who waits less is not queued in any sense that a client would ask about
 
 
+def wait_errors(seed: int, policy: TiersPolicy, load: float) -> dict[str, list[float]]:
+    """By tier, of those who queued and got in: what they were told when they came over how long they waited, less 1."""
+    found: dict[str, list[float]] = {tier: [] for tier in PARTS}
+    for outcome in run(mixed(seed, load), policy, WithinTenant.FCFS).outcomes:
+        told_s, waited_s = outcome.estimated_wait_s, outcome.queue_s
+        if told_s is not None and waited_s is not None and waited_s > QUEUED_S:
+            found[outcome.planned.account.tier].append(told_s / waited_s - 1)
+    return found
+
+
 def d3(seed: int) -> Numbers:
     """For half of those who queue, how far what they were told when they came is from how long they waited, as a part of that."""
     found: Numbers = {}
     for policy in (TiersPolicy.FCFS, TiersPolicy.FAIR, TiersPolicy.VIP):
-        result = run(mixed(seed, 1.5), policy, WithinTenant.FCFS)
-        errors = [
-            abs(outcome.estimated_wait_s / outcome.queue_s - 1)
-            for outcome in result.outcomes
-            if outcome.estimated_wait_s is not None and outcome.queue_s is not None and outcome.queue_s > QUEUED_S
-        ]
+        errors = [abs(error) for of_tier in wait_errors(seed, policy, 1.5).values() for error in of_tier]
         found[policy.value] = percentile(errors, 0.5)
     return found

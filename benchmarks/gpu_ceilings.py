@@ -44,8 +44,8 @@ class Ceilings:
         return [{"kind": "ceiling", "what": what, "measured": measured, "unit": unit} for what, measured, unit in named]
 
 
-@triton.jit
-def _read_kernel(x, out, TILE: tl.constexpr, ROUNDS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_kernel(x, out, TILE: tl.constexpr, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
     program = tl.program_id(0)
     at = x + program.to(tl.int64) * (ROUNDS * TILE) + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)

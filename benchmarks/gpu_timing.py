@@ -119,7 +119,8 @@ def _capture(calls: Sequence[Call], rounds: int) -> torch.cuda.CUDAGraph:
 
 
 def _marks() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return first, last
 
 
 def _elapsed_us(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:

@@ -246,7 +246,7 @@ def _prepare(case: Case, world: World, into: list[Bench]) -> None:
 
 def _has_target(row: Row) -> bool:
     """Rows that did not get as far as a verdict count, and fail."""
-    return row["verdict"] != "-"
+    return bool(row["verdict"] != "-")
 
 
 def _first_line(error: Exception) -> str:

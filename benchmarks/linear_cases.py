@@ -163,8 +163,8 @@ def linear_cases() -> list[Case]:
         cases.append(Case("linear", "linear (cuBLAS)", f"4096 tokens, {name}", prepare, LINEAR))
     for model, layers in (("8B", LINEARS), ("0.6B", SMALL_LINEARS)):
         for name, (inputs, outputs) in layers.items():
-            prepare = partial(SkinnyBench, inputs=inputs, outputs=outputs)
-            cases.append(Case("linear", "skinny_linear", f"{model} {name}", prepare, SKINNY.get((model, name))))
+            skinny = partial(SkinnyBench, inputs=inputs, outputs=outputs)
+            cases.append(Case("linear", "skinny_linear", f"{model} {name}", skinny, SKINNY.get((model, name))))
     for model, layers in THIN.items():
         for name, (inputs, outputs) in layers.items():
             for tokens in (8, 32, 64, 128):

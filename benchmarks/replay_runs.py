@@ -20,6 +20,7 @@ from fairlane.scheduler.simulator.report import percentile
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.simulation import Simulation
 from fairlane.scheduler.simulator.traces import load_trace
+from fairlane.scheduler.simulator.workload import Workload
 from fairlane.simulate.policies import Candidate
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executors import limits_of
@@ -139,7 +140,11 @@ def exported(lines: Iterable[str], file: Path) -> Path:
 
 def simulate(load: int, trace: Path, policy: Candidate, shape: WorkerShape) -> list[Served]:
     """The trace under a policy, to the last request's end."""
-    placed = policy.place(load_trace(trace))
+    return served_in(load, load_trace(trace), policy, shape)
+
+
+def served_in(load: int, workload: Workload, policy: Candidate, shape: WorkerShape) -> list[Served]:
+    placed = policy.place(workload)
     if placed.renamed:
         raise RuntimeError(f"the policy does not have {list(placed.renamed)}")
     simulation = Simulation(placed.workload, policy.snapshot(), replace(shape, network_s=0.0))

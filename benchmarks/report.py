@@ -37,7 +37,8 @@ class PlainConsole:
         print(text, file=sys.stderr, flush=True)
 
 
-console = Console(width=None if sys.stdout.isatty() else 150) if RICH else PlainConsole()
+# Where rich is missing nobody asks for more than PlainConsole has.
+console: Console = Console(width=None if sys.stdout.isatty() else 150) if RICH else PlainConsole()  # type: ignore[assignment]
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

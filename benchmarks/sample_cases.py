@@ -41,8 +41,8 @@ class SampleBench(Bench):
     def calls(self, config: Any = None) -> Sequence[Call]:
         rows = len(self._ids)
         workspace = SampleWorkspace.allocate(rows, self._vocab, self._ids.device, config or sample_module.DEFAULT)
-        options = {"workspace": workspace, "out_ids": self._ids, "out_ok": self._ok, "mode": self._mode}
-        return [partial(sample_module.sample, logits, self._params, **options) for logits in self._logits]
+        sample = partial(sample_module.sample, workspace=workspace, out_ids=self._ids, out_ok=self._ok, mode=self._mode)
+        return [partial(sample, logits, self._params) for logits in self._logits]
 
     def error(self, config: Any = None) -> float:
         self._ids.fill_(-1)
@@ -126,7 +126,7 @@ class ScatterBench(CopyBench):
 
 
 def sample_cases() -> list[Case]:
-    asked = [
+    asked: list[tuple[str, Any, dict[str, Any]]] = [
         ("1, greedy", SAMPLE[1], {"rows": 1, "temperature": 0.0}),
         ("1, drawn", SAMPLE[1], {"rows": 1, "temperature": 0.8}),
         ("64, greedy", SAMPLE[64], {"rows": 64, "temperature": 0.0}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gpu_timing import Call
 from kernel_case import World
@@ -27,11 +28,11 @@ def calls(
     k, v = (world.normal(sets, batch, heads[1], tokens, head_dim) for _ in range(2))
     # As a mask, a triangle that ends at the last token: torch's own is_causal begins at the first.
     bias = causal_lower_right(queries, tokens) if 1 < queries < tokens else None
-    options = {"attn_mask": bias, "is_causal": queries == tokens, "enable_gqa": heads[0] != heads[1]}
+    causal, grouped = queries == tokens, heads[0] != heads[1]
 
     def call(backend: SDPBackend, at: int) -> None:
         with warnings.catch_warnings(), sdpa_kernel(backend):
             warnings.simplefilter("ignore")  # a backend that refuses says why once per check
-            scaled_dot_product_attention(q[at], k[at], v[at], **options)
+            scaled_dot_product_attention(q[at], k[at], v[at], attn_mask=bias, is_causal=causal, enable_gqa=grouped)
 
-    return {name: [lambda b=backend, at=at: call(b, at) for at in range(sets)] for name, backend in BACKENDS.items()}
+    return {name: [partial(call, backend, at) for at in range(sets)] for name, backend in BACKENDS.items()}

@@ -107,7 +107,7 @@ class RopeBench(Bench):
         cos, sin = (table[self._positions.long()].double()[:, None] for table in (self._cos, self._sin))
         turned.copy_(torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1))
         kv = pool.double()
-        fresh = exact[:, g.num_heads :].unflatten(1, (2, g.num_kv_heads))
+        fresh = exact[:, g.num_heads :].unflatten(1, (2, g.num_kv_heads))  # type: ignore[no-untyped-call]
         kv.permute(0, 3, 1, 2, 4)[self._slots // g.block_size, self._slots % g.block_size] = fresh
         self._write(qkv, pool, config)
         return max(worst_row(qkv.view_as(exact), exact), worst_row(pool, kv))
@@ -201,7 +201,7 @@ def small_cases(block_size: int) -> list[Case]:
         prepare = partial(RopeBench, tokens=tokens, geometry=geometry)
         cases.append(Case("small", "rope_norm_write", f"T={tokens}", prepare, SMALL["rope_norm_write", tokens], block_size))
     for name, lens in (("64x4k", [4 * K] * 64), ("1x32k", [32 * K]), ("1x128k", [128 * K])):
-        prepare = partial(CombineBench, lens=lens, geometry=geometry)
-        cases.append(Case("small", "decode_combine", name, prepare, SMALL.get(("decode_combine", len(lens))), block_size))
+        combine = partial(CombineBench, lens=lens, geometry=geometry)
+        cases.append(Case("small", "decode_combine", name, combine, SMALL.get(("decode_combine", len(lens))), block_size))
     cases.append(Case("small", "step_prep", "64x4k", partial(StepPrepBench, rows=64, tokens=4 * K), None, 16))
     return cases

@@ -10,7 +10,7 @@ from engine_peers import Peers
 from tenant_loads import CROWD, FLOOD, LIGHT, VIP, WEIGHTS
 from tenant_runs import ENGINE, SIMULATOR, Got, Run
 
-from fairlane.bench.figures import Row, percentile
+from fairlane.bench.figures import Row, spread
 from fairlane.bench.results import Check
 
 SHARE_WINDOW_S = 20.0
@@ -31,8 +31,8 @@ def row_of(runs: Sequence[Run]) -> Row:
     ttft, tpot = (sorted(1e3 * value for value in values) for values in zip(*((g.ttft_s, g.tpot_s) for g in picked), strict=True))
     row |= {
         "requests": len(picked),
-        **{f"ttft_p{p}_ms": percentile(ttft, p / 100) for p in (50, 99)},
-        **{f"tpot_p{p}_ms": percentile(tpot, p / 100) for p in (50, 99)},
+        **spread("ttft", ttft),
+        **spread("tpot", tpot),
         "many_tok_s": _mean(_rate(run.of(many)) for run in runs) if first.of(many) else None,
         "preemptions": None if first.preemptions is None else _mean(run.preemptions or 0 for run in runs),
         "recomputed": _recomputed(runs),

@@ -1,29 +1,36 @@
 """Who uses how many blocks, in integers: a used block counts 1 for the domain it belongs to, however many of the domain's
-sequences share it; free blocks, cached or not, count for nobody. Limits and guarantees are the scheduler's to enforce."""
+sequences share it; free blocks, cached or not, count for nobody. Limits and guarantees are accounts.py's and the scheduler's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fairlane.blockmgr.accounts import Accounts
 from fairlane.blockmgr.block_table import BlockTables
 
 
 class DomainUsage:
-    """Used blocks per domain. A domain without any has no entry, so idle tenants cost no memory."""
+    """Used blocks per domain. A domain without any has no entry, so idle tenants cost no memory. accounts: told of every change;
+    None where nobody has a quota."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("accounts", "counts")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.accounts: Accounts | None = None
 
     def add(self, domain: str, num_blocks: int) -> None:
         if num_blocks:
             self.counts[domain] = self.counts.get(domain, 0) + num_blocks
+            if self.accounts is not None:
+                self.accounts.add(domain, num_blocks)
 
     def remove(self, domain: str, num_blocks: int) -> None:
         if not num_blocks:
             return
         left = self.counts[domain] - num_blocks
+        if self.accounts is not None:
+            self.accounts.remove(domain, num_blocks, is_last=not left)
         if left:
             self.counts[domain] = left
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 
 class HashChain:
@@ -29,8 +30,8 @@ class HashChain:
         self.domain = domain
         self.block_size = block_size
         self.hashes: list[bytes] = []
-        self._pack = struct.Struct(f"<{block_size}I").pack
-        self._parent = hashlib.sha256(b"".join(_frame(key) for key in (domain.encode(), *extra_keys))).digest()
+        self._pack = _packer(block_size)
+        self._parent = _salt(domain, extra_keys)
 
     def copy(self) -> HashChain:
         """A chain of its own with the same past, for a forked stream: nothing is hashed twice."""
@@ -53,6 +54,17 @@ class HashChain:
                 raise ValueError(f"tokens {start} to {start + size - 1}: a token id must be in [0, 2**32)") from error
             self._parent = sha256(self._parent + tokens).digest()
             hashes.append(self._parent)
+
+
+@lru_cache(maxsize=64)
+def _packer(block_size: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{block_size}I").pack
+
+
+@lru_cache(maxsize=4096)
+def _salt(domain: str, extra_keys: tuple[bytes, ...]) -> bytes:
+    """The same for all streams of a domain."""
+    return hashlib.sha256(b"".join(_frame(key) for key in (domain.encode(), *extra_keys))).digest()
 
 
 def _frame(value: bytes) -> bytes:

@@ -33,22 +33,29 @@ def _free_list_faults(pool: BlockPool) -> list[str]:
     faults = []
     following, preceding = pool.free.next, pool.free.prev
     listed: list[int] = []
-    block = following[NULL_BLOCK]
-    while block != NULL_BLOCK and len(listed) < pool.num_blocks:
-        if not 0 < block < pool.num_blocks:
-            return [f"the free list leads to {block}, which is no block"]
-        listed.append(block)
-        block = following[block]
-    if len(listed) != pool.free.size or block != NULL_BLOCK:
+    shielded: list[int] = []
+    for sentinel, found in ((NULL_BLOCK, listed), (pool.free.last, shielded)):
+        block = following[sentinel]
+        while block != sentinel and len(found) < pool.num_blocks:
+            if not 0 < block < pool.num_blocks:
+                return [f"the free list leads to {block}, which is no block"]
+            found.append(block)
+            block = following[block]
+        if block != sentinel:
+            return ["the free list does not come back to its beginning"]
+        faults += [
+            f"free list: block {after} does not point back to {before}"
+            for before, after in zip([sentinel, *found], [*found, sentinel], strict=True)
+            if preceding[after] != before
+        ]
+    listed += shielded
+    if len(listed) != pool.free.size or len(shielded) != pool.free.num_last:
         faults.append(f"{pool.free.size} blocks counted as free, {len(listed)} on the free list")
-    faults += [
-        f"free list: block {after} does not point back to {before}"
-        for before, after in zip([NULL_BLOCK, *listed], [*listed, NULL_BLOCK], strict=True)
-        if preceding[after] != before
-    ]
     unheld = {block for block in range(1, pool.num_blocks) if not pool.ref_counts[block]}
     for block in sorted(unheld ^ set(listed)):
         faults.append(f"block {block} has ref_count {pool.ref_counts[block]} and is {'not ' * (block in unheld)}on the free list")
+    if pool.shields is not None:
+        faults += pool.shields.find_faults(shielded)
     known = [pool.hash_of[block] is not None for block in listed]
     if sum(known) != pool.num_cached:
         faults.append(f"{pool.num_cached} blocks counted as cached, {sum(known)} free blocks have a hash")
@@ -111,4 +118,6 @@ def _owner_faults(pool: BlockPool, sequences: Mapping[int, BlockTables]) -> list
     recount = Counter(next(iter(domains[block])) for block in owners)
     if recount != Counter(pool.usage.counts):
         faults.append("blocks counted per domain differ from a recount")
+    if pool.usage.accounts is not None:
+        faults += pool.usage.accounts.find_faults(pool.usage.counts)
     return faults

@@ -104,6 +104,20 @@ class Lockstep:
         """Free blocks that advance() would use up now."""
         return len(self._buckets[(self._step + 1) % self._size].tables) * len(self._manager.groups)
 
+    def fits(self) -> bool:
+        """Whether advance() could be called now: there are blocks, and every account that they count for has room."""
+        return self.num_new_blocks() <= self._manager.num_free_blocks and not self.set_aside()
+
+    def set_aside(self) -> bool:
+        """Counts the blocks of the next advance() as good as used by their accounts until it comes, or this is called again.
+        True: that is more than one of them may get."""
+        accounts = self._manager.pool.usage.accounts
+        if accounts is None:
+            return False
+        bucket = self._buckets[(self._step + 1) % self._size]
+        accounts.set_aside(bucket.domains, len(self._manager.groups))
+        return accounts.exceeds()
+
     def advance(self) -> tuple[list[int], list[list[int]]]:
         """One step: every member may write its next token. Returns the keys of those that got a block and, per KV-cache group,
         their new blocks; read-only. Raises NoFreeBlocks, and takes none, if there are too few."""
@@ -115,6 +129,8 @@ class Lockstep:
         if needed > pool.free.size:
             raise NoFreeBlocks(needed, pool.free.size)
         self._step += 1
+        if pool.usage.accounts is not None:
+            pool.usage.accounts.set_aside((), 0)
         block_ids = [pool.take_each(bucket.domains) for _ in groups]
         for group, blocks in enumerate(block_ids):
             for tables, block in zip(bucket.tables, blocks, strict=True):

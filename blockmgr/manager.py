@@ -14,7 +14,7 @@ from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.host_pool import HostPool, entries_to_keep
 from fairlane.blockmgr.integrity import find_faults
 from fairlane.blockmgr.pool import BlockPool
-from fairlane.blockmgr.prefix import PrefixHit, check_hit, find_prefix
+from fairlane.blockmgr.prefix import PrefixHit, check_hit, find_prefix, may_be_longer
 
 __all__ = ["BlockManager", "GroupKind", "Growth", "IntegrityError", "KVGroup", "NoFreeBlocks", "PrefixHit", "StaleHit"]
 
@@ -84,6 +84,11 @@ class BlockManager:
     @property
     def num_used_blocks(self) -> int:
         return self.num_blocks - 1 - self.pool.free.size
+
+    @property
+    def prefix_version(self) -> int:
+        """Another whenever what lookup() finds may have changed."""
+        return self.pool.version
 
     @property
     def num_cached_blocks(self) -> int:
@@ -163,6 +168,10 @@ class BlockManager:
         if not self.enable_prefix_caching or max_blocks < 1 or not chain.hashes:
             return self._miss
         return find_prefix(self.pool, self.groups, chain, max_blocks)
+
+    def may_have_cached(self, chain: HashChain, num_tokens: int) -> bool:
+        """Whether lookup() could find more than num_tokens tokens of the chain. False is sure, and costs next to nothing."""
+        return may_be_longer(self.pool, self.groups, chain, num_tokens // self.block_size)
 
     def num_blocks_to_allocate(self, num_tokens: int, hit: PrefixHit | None = None) -> int:
         """Free blocks that allocate(num_tokens, hit) would use up now: fresh ones, and those of the hit that nobody holds."""
@@ -371,6 +380,8 @@ class BlockManager:
     def reset_prefix_cache(self) -> None:
         """Makes nothing findable any more (new weights, say). What live sequences hold stays theirs, but is never registered
         again, nor is what they compute on top of it."""
+        if self.pool.shields is not None:
+            self.pool.shields.clear()
         for block, content in enumerate(self.pool.hash_of):
             if content is not None:
                 self.pool.unregister(block)

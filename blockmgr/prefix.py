@@ -52,6 +52,14 @@ def find_prefix(pool: BlockPool, groups: Sequence[KVGroup], chain: HashChain, ma
     return PrefixHit(num_tokens, tuple(table_rows), num_free, chain.domain, tuple(hashes[:num_blocks]))
 
 
+def may_be_longer(pool: BlockPool, groups: Sequence[KVGroup], chain: HashChain, num_blocks: int) -> bool:
+    """Whether a cached prefix of more than num_blocks blocks is possible: False is sure, and costs next to nothing."""
+    if num_blocks >= len(chain.hashes):
+        return False
+    full = next((number for number, group in enumerate(groups) if group.window is None), None)
+    return full is None or chain.hashes[num_blocks] in pool.index[full]
+
+
 def _known_blocks(pool: BlockPool, group: int, hashes: Sequence[bytes], domain: str, *, stop_at_miss: bool) -> list[int]:
     """The block known for each hash, NULL_BLOCK for none. The hash is salted with the domain already; comparing the owner
     too keeps tenants apart even where a hash would be wrong."""

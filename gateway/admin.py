@@ -1,5 +1,5 @@
-"""The operations service, on its own port behind its own key. Here: status and draining; the policy's and the overrides' handlers
-are in admin_policy.py and admin_overrides.py."""
+"""The operations service, on its own port behind its own key. Here: status and draining; the handlers for the policy, for
+one that is tried, and for overrides are in admin_policy.py, admin_shadow.py and admin_overrides.py."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from fairlane.gateway.admin_overrides import OverrideHandlers, override_message
 from fairlane.gateway.admin_parts import AdminParts, Context, operator, timestamp
 from fairlane.gateway.admin_policy import PolicyHandlers
+from fairlane.gateway.admin_shadow import ShadowHandlers, shadow_status
 from fairlane.gateway.overrides import audit
 from fairlane.protos.fairlane.v1 import admin_pb2 as pb
 
 
-class AdminService(PolicyHandlers, OverrideHandlers):
+class AdminService(PolicyHandlers, ShadowHandlers, OverrideHandlers):
     """Handlers run behind EdgeInterceptor with the admin key."""
 
     def __init__(self, parts: AdminParts) -> None:
         PolicyHandlers.__init__(self, parts)
+        ShadowHandlers.__init__(self, parts)
         OverrideHandlers.__init__(self, parts)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
@@ -30,6 +32,7 @@ class AdminService(PolicyHandlers, OverrideHandlers):
             worker=await self._worker_status(),
             policy=self._policy_status(),
             overrides=[override_message(entry) for entry in self._parts.overrides.active()],
+            shadow=shadow_status(worker.shadow),
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

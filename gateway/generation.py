@@ -27,6 +27,8 @@ _KINDS: Mapping[str, pb.PreemptionKind] = {
 _REASONS: Mapping[str, pb.PreemptionReason] = {
     "higher_rank": pb.PREEMPTION_REASON_HIGHER_RANK,
     "kv_capacity": pb.PREEMPTION_REASON_KV_CAPACITY,
+    "kv_guarantee": pb.PREEMPTION_REASON_KV_GUARANTEE,
+    "kv_limit": pb.PREEMPTION_REASON_KV_LIMIT,
 }
 
 

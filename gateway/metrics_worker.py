@@ -3,7 +3,6 @@ ready only that fact is told: absent figures are better than old ones."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -14,6 +13,9 @@ from fairlane.gateway.policy.model import Policy
 from fairlane.gateway.worker_client import WorkerClient
 from fairlane.gateway.worker_facts import WorkerFacts
 from fairlane.protos.fairlane.v1 import worker_pb2
+from fairlane.scheduler.cache_domain import unframed
+
+_MEMBER_DEPTH = 2
 
 Counts = Iterable[worker_pb2.CountSpec]
 
@@ -50,6 +52,10 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("fairlane_worker_policy_replaced", fault, value=float(bool(pong.policy_fault)))
         yield CounterMetricFamily("fairlane_worker_steps", "Engine steps since the worker's start.", value=pong.step_id)
         yield CounterMetricFamily("fairlane_worker_preemptions", "Evictions since the worker's start.", value=pong.preemptions)
+        evictions = CounterMetricFamily("fairlane_worker_evictions", "Evictions by reason.", labels=("reason",))
+        for entry in pong.evictions_by_reason:
+            evictions.add_metric((entry.name,), entry.count)
+        yield evictions
         swaps = CounterMetricFamily("fairlane_worker_swaps", "Sequences moved to host memory and back.", labels=("direction",))
         swaps.add_metric(("out",), pong.swaps_out)
         swaps.add_metric(("in",), pong.swaps_in)
@@ -78,6 +84,14 @@ class WorkerCollector(Collector):
         for domain, count in largest(pong.blocks_by_domain, pong.blocks_used, self._max_domains).items():
             domains.add_metric((domain,), count)
         yield domains
+        quotas = GaugeMetricFamily("fairlane_kv_quota_blocks", "KV blocks of nodes with a quota.", labels=("node", "kind"))
+        for account in pong.kv_accounts[: self._max_domains]:
+            if account.node.count("/") < _MEMBER_DEPTH:  # members must not make series
+                quotas.add_metric((account.node, "used"), account.used)
+                quotas.add_metric((account.node, "guarantee"), account.guarantee)
+                if account.HasField("limit"):
+                    quotas.add_metric((account.node, "limit"), account.limit)
+        yield quotas
 
 
 def largest(counts: Counts, used: int, most: int) -> dict[str, int]:
@@ -92,10 +106,8 @@ def largest(counts: Counts, used: int, most: int) -> dict[str, int]:
 
 
 def domain_label(framed: str) -> str:
-    """The domain of service.cache_domain's framing without the client's partition, which must not make series; a member's
-    domain counts for its tenant."""
-    match = re.match(r"(\d+):", framed)
-    domain = framed if match is None else framed[match.end() : match.end() + int(match[1])]
+    """Without the client's partition, which must not make series; a member's domain counts for its tenant."""
+    domain = unframed(framed)
     kind, colon, path = domain.partition(":")
     return f"{kind}:{tenant_of(path)}" if colon else domain
 

@@ -104,7 +104,7 @@ class PolicyReloader:
             try:
                 policy = await asyncio.to_thread(self._source.parse, text)
             except ConfigError as error:
-                raise InvalidRequest([_violation(finding) for finding in error.findings], "POLICY_INVALID") from None
+                raise policy_invalid(error) from None
             if expected_sha256:
                 await self._expect(expected_sha256)
             staged = await asyncio.to_thread(self._source.stage, text)
@@ -239,7 +239,12 @@ class PolicyReloader:
         )
 
 
-def _violation(finding: str) -> FieldViolation:
+def policy_invalid(error: ConfigError) -> InvalidRequest:
+    """What is answered to whoever sent such a policy: every finding."""
+    return InvalidRequest([violation(finding) for finding in error.findings], "POLICY_INVALID")
+
+
+def violation(finding: str) -> FieldViolation:
     """`file:line:col: path: what` with the place as the field."""
     place, _, message = finding.partition(": ")
     return FieldViolation(place, message or finding)

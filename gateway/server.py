@@ -26,6 +26,7 @@ from fairlane.gateway.history import PolicyHistory
 from fairlane.gateway.interceptors import Edge, EdgeInterceptor
 from fairlane.gateway.metrics import GatewayMetrics
 from fairlane.gateway.metrics_server import MetricsServer
+from fairlane.gateway.metrics_shadow import ShadowCollector
 from fairlane.gateway.metrics_worker import WorkerCollector
 from fairlane.gateway.overrides import Overrides
 from fairlane.gateway.policy.model import Policy
@@ -104,6 +105,7 @@ class Gateway:
             self._reloader = PolicyReloader(source, lambda: in_force.policy, in_force.apply, on_failure=failed)
         collector = WorkerCollector(self._worker, lambda: (in_force.policy, in_force.generation), config.metrics_tenants)
         self._metrics.registry.register(collector)
+        self._metrics.registry.register(ShadowCollector(self._worker.shadow))
         self._metrics_server = MetricsServer(self._metrics.registry, self._metrics.sweep)
         self._trace = None
         if config.trace:

@@ -34,6 +34,7 @@ from fairlane.gateway.worker_client import WorkerClient, no_ready_worker
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
 from fairlane.protos.fairlane.v1 import explain_pb2, inference_pb2_grpc, worker_pb2
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
+from fairlane.scheduler.cache_domain import framed
 
 REQUEST_ID_METADATA = "fairlane-request-id"
 
@@ -169,7 +170,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ids = await self._tokenizers.encode(identity.node, ask.prompt or "", facts.max_model_len)
         if not ids:
             raise InvalidRequest([FieldViolation("input", "has no tokens")])
-        max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, bounds.max_output_tokens, facts)
+        max_tokens = resolve_max_tokens(len(ids), ask.max_tokens, bounds.max_output_tokens, facts, bounds.kv_limits)
         return make_add(ask, identity, ids, max_tokens, facts, bounds.cache_domain)
 
     async def _stream(
@@ -246,7 +247,7 @@ def make_add(
             logit_bias=sampling.logit_bias,
             seed=secrets.randbits(64) if ask.sampling_seed is None else ask.sampling_seed,
         ),
-        cache_domain=cache_domain(domain, ask.cache_partition),
+        cache_domain=framed(domain, ask.cache_partition),
         cache_mode=ask.cache_mode.value,
         policy_generation=identity.generation,
     )
@@ -272,11 +273,6 @@ def allowed_seconds(client_s: float | None, policy_s: float | None, default_s: f
     if client_s <= 0:
         raise deadline_exceeded()
     return client_s
-
-
-def cache_domain(domain: str, partition: str) -> str:
-    """Who shares prefixes. Length-framed, so that no choice of partition can spell another tenant's domain."""
-    return f"{len(domain)}:{domain}{len(partition)}:{partition}"
 
 
 def deadline_exceeded() -> FairlaneError:

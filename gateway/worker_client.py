@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -17,10 +17,12 @@ from fairlane.clock import Clock
 from fairlane.errors import FairlaneError
 from fairlane.gateway.admission import retry_after_s
 from fairlane.gateway.liveness import Liveness
+from fairlane.gateway.shadow_link import ShadowLink
+from fairlane.gateway.snapshot_message import snapshot_message
 from fairlane.gateway.worker_facts import WorkerFacts
 from fairlane.protos.fairlane.v1 import explain_pb2, worker_pb2_grpc
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule
+from fairlane.scheduler.tenancy import PolicySnapshot
 
 logger = logging.getLogger("fairlane.gateway.worker")
 
@@ -101,6 +103,7 @@ class WorkerClient:
         self._ponged = asyncio.Condition()
         self._nonce = 0
         self._hung: tuple[int, str] | None = None
+        self.shadow = ShadowLink(self._put, lambda: self._nonce, timeout_s)
         self.counters = WorkerCounters()
 
     @property
@@ -220,6 +223,10 @@ class WorkerClient:
         if self._connected:
             self._outbox.put_nowait(pb.ToWorker(policy=snapshot_message(snapshot)))
 
+    def _put(self, message: pb.ToWorker) -> None:
+        """Onto this session's stream."""
+        self._outbox.put_nowait(message)
+
     async def _run(self) -> None:
         low, high = _BACKOFF_S
         backoff = low
@@ -274,6 +281,7 @@ class WorkerClient:
         logger.info("worker %s: connected, id %s, epoch %d, model %s", self._address, facts.worker_id, facts.epoch, facts.model)
         assert self._snapshot is not None
         self._outbox.put_nowait(pb.ToWorker(policy=snapshot_message(self._snapshot)))
+        self.shadow.connected(facts.epoch)
 
     @staticmethod
     async def _first_of(*parts: Any) -> None:
@@ -302,6 +310,9 @@ class WorkerClient:
                 async with self._ponged:
                     self._pong = message.pong
                     self._ponged.notify_all()
+                self.shadow.heard(message.pong)
+            elif which == "shadow_applied":
+                self.shadow.applied(message.shadow_applied)
             elif which == "policy_applied":
                 self._policy_applied(message.policy_applied)
             elif which == "explained" and self._explaining is not None and not self._explaining.done():
@@ -372,6 +383,7 @@ class WorkerClient:
             self._applying.set_result(None)
         if self._explaining is not None and not self._explaining.done():
             self._explaining.set_result(None)
+        self.shadow.lost()
         self._pong = pb.Pong()  # what a lost worker last said is not so any more
         if self._connected:
             self._connected = False
@@ -387,44 +399,6 @@ def no_ready_worker() -> FairlaneError:
 
 def worker_lost() -> FairlaneError:
     return FairlaneError("WORKER_LOST", "the worker serving this request was lost", retry_after_s=retry_after_s())
-
-
-def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
-    """The snapshot as the worker gets it."""
-    message = pb.PolicySnapshot(
-        generation=snapshot.generation,
-        sha256=snapshot.sha256,
-        tiers_policy=snapshot.tiers_policy.value,
-        within_tier=snapshot.within_tier.value,
-        preempt_gap_ms=snapshot.preempt_gap_ms,
-        cost=snapshot.cost.value,
-        within_tenant=snapshot.within_tenant.value,
-        plugin=snapshot.plugin,
-        predict_output=snapshot.predict_output,
-    )
-    for tier in snapshot.tiers:
-        rule = tier.shaping if isinstance(tier.shaping, ShapingRule) else None
-        message.tiers.add(
-            name=tier.name,
-            priority=tier.priority,
-            weight=tier.weight,
-            min_share=tier.min_share,
-            patience_s=tier.patience_s,
-            shaping=tier.shaping.value if isinstance(tier.shaping, Shaping) else "",
-            shaping_rule=None if rule is None else pb.ShapingSpec(**asdict(rule)),
-            ttft_target_s=tier.ttft_target_s,
-            tpot_target_s=tier.tpot_target_s,
-        )
-    for node in snapshot.nodes:
-        message.nodes.add(
-            path=node.path,
-            weight=node.weight,
-            min_share=node.min_share,
-            max_running=node.max_running,
-            member_weight=node.member_weight,
-            member_max_running=node.member_max_running,
-        )
-    return message
 
 
 def _channel_options(timeout_s: float) -> list[tuple[str, int]]:

@@ -3,10 +3,12 @@ fit, and how many tokens it may have. Whether it fits now is the scheduler's bus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairlane.errors import FairlaneError
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
+from fairlane.scheduler.tenancy import KVAmount
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,11 @@ class WorkerFacts:
         )
 
 
-def resolve_max_tokens(prompt_tokens: int, asked: int | None, tier_limit: int | None, facts: WorkerFacts) -> int:
-    """Output tokens this request may have: what was asked, or what fits the context, the tier and the whole KV cache.
+def resolve_max_tokens(
+    prompt_tokens: int, asked: int | None, tier_limit: int | None, facts: WorkerFacts, kv_limits: Sequence[KVAmount] = ()
+) -> int:
+    """Output tokens this request may have: what was asked, or what fits the context, the tier, the whole KV cache and the KV
+    limits of its owners.
 
     Raises CONTEXT_LENGTH_EXCEEDED or KV_CAPACITY_EXCEEDED for a request that could never finish here, so that it is
     refused instead of waiting for ever.
@@ -54,12 +59,13 @@ def resolve_max_tokens(prompt_tokens: int, asked: int | None, tier_limit: int | 
     room = facts.max_model_len - prompt_tokens
     if room < (asked or 1):
         raise context_length_exceeded(prompt_tokens, asked, facts.max_model_len)
-    capacity = facts.num_blocks * facts.block_size
+    blocks = min((limit.blocks(facts.num_blocks, facts.block_size) for limit in kv_limits), default=facts.num_blocks)
+    capacity = min(blocks, facts.num_blocks) * facts.block_size
     if prompt_tokens + (asked or 1) > capacity:
         raise FairlaneError(
             "KV_CAPACITY_EXCEEDED",
-            f"{prompt_tokens} prompt tokens and {asked or 1} output tokens need more than the {facts.num_blocks} KV-cache "
-            "blocks this deployment has",
+            f"{prompt_tokens} prompt tokens and {asked or 1} output tokens need more than the {capacity // facts.block_size} "
+            f"KV-cache blocks {'this deployment has' if blocks >= facts.num_blocks else 'that the kv_limit allows'}",
             metadata={"prompt_tokens": str(prompt_tokens), "max_tokens": str(asked or 1), "limit": str(capacity)},
         )
     if asked is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from heapq import nlargest
 from operator import itemgetter
 
+from fairlane.scheduler.kv_quotas import KVQuotas
 from fairlane.scheduler.request import Sequence
 
 # Tenants a report names; the rest would only be noise, and messages must stay small.
@@ -41,15 +42,18 @@ def largest(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class Census:
-    """Waiting and running sequences."""
+    """Waiting and running sequences. quotas: told who waits for KV cache; None where nobody has a quota."""
 
     def __init__(self) -> None:
+        self.quotas: KVQuotas | None = None
         self.waiting_by_tier, self.running_by_tier = Counts(), Counts()
         self.waiting_by_node, self.running_by_node = Counts(), Counts()
 
     def waits(self, sequence: Sequence, by: int) -> None:
         self.waiting_by_tier.add(sequence.request.tier, by)
         self.waiting_by_node.add(sequence.request.tenant, by)
+        if self.quotas is not None:
+            self.quotas.accounts.wait(sequence.request.cache_domain, by)
 
     def runs(self, sequence: Sequence, by: int) -> None:
         self.running_by_tier.add(sequence.request.tier, by)

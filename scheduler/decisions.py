@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from fairlane.scheduler.events import PreemptionKind, PreemptionReason
@@ -21,7 +21,7 @@ class Eviction:
     request_id: RequestId
     kind: PreemptionKind
     reason: PreemptionReason
-    by: Payer | None
+    by: Payer
 
 
 class DecisionLog:
@@ -29,9 +29,11 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._evictions: deque[Eviction] = deque(maxlen=_EVICTIONS)
+        self.evictions_by_reason = Counter[PreemptionReason]()  # since the start
 
-    def evicted(self, sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float) -> None:
-        self._evictions.append(Eviction(now_s, sequence.request_id, kind, reason, sequence.evicted_by))
+    def evicted(self, sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float, by: Payer) -> None:
+        self._evictions.append(Eviction(now_s, sequence.request_id, kind, reason, by))
+        self.evictions_by_reason[reason] += 1
 
     def evictions_of(self, request_id: RequestId) -> list[Eviction]:
         """The last few, oldest first."""

@@ -11,7 +11,7 @@ from itertools import chain
 
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock, FakeClock
-from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine
+from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Engine, ShadowPolicy
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.policies import make_policy
@@ -77,8 +77,16 @@ class EngineDriver:
     def abort(self, request_id: RequestId) -> None:
         self._commands.append(Abort(request_id))
 
-    def apply(self, snapshot: PolicySnapshot) -> None:
-        self._commands.append(ApplyPolicy(snapshot, self._applied))
+    def apply(self, snapshot: PolicySnapshot, at_s: float | None = None) -> None:
+        """Before the next turn, or before the first at that time or later."""
+        command = ApplyPolicy(snapshot, self._applied)
+        if at_s is None:
+            self._commands.append(command)
+        else:
+            self.at(at_s, command)
+
+    def shadow(self, snapshot: PolicySnapshot | None) -> None:
+        self._commands.append(ShadowPolicy(snapshot, self._applied))
 
     def turn(self) -> bool:
         """One engine round. False when nothing is running, waiting or due."""

@@ -17,10 +17,15 @@ from fairlane.clock import Clock
 from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
 from fairlane.scheduler.explain import Explanation, explain
+from fairlane.scheduler.kv_quotas import QuotaError, make_quotas
 from fairlane.scheduler.output import ScheduleOutput
 from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import Request, RequestId
-from fairlane.scheduler.scheduler import Scheduler, SchedulerStats
+from fairlane.scheduler.scheduler import Scheduler
+from fairlane.scheduler.shadow.attach import ShadowRefused, start_shadow, stop_shadow
+from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
+from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1
@@ -49,6 +54,15 @@ class ApplyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowPolicy:
+    """Try a policy beside the one in force, from the next step on, in place of an earlier shadow; None: no shadow any more.
+    Then call `applied` as for ApplyPolicy."""
+
+    snapshot: PolicySnapshot | None
+    applied: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """Say why a request waits, before the next step: `answer` gets None for one that is gone."""
 
@@ -61,7 +75,7 @@ class Stop:
     """Leave the loop after this step."""
 
 
-Command = Add | Abort | ApplyPolicy | Explain | Stop
+Command = Add | Abort | ApplyPolicy | ShadowPolicy | Explain | Stop
 
 
 class Inbox(Protocol):
@@ -94,6 +108,7 @@ class Engine:
         self._in_flight: deque[tuple[int, Any]] = deque()
         self._timers: list[tuple[float, RequestId]] = []
         self._snapshot: PolicySnapshot | None = None
+        self._shadowed: PolicySnapshot | None = None  # as it was asked for
         self._tier_names: frozenset[str] = frozenset()
         self._running = True
         self.stats: SchedulerStats = scheduler.stats()
@@ -136,6 +151,10 @@ class Engine:
                 self._scheduler.abort(request_id)
             case ApplyPolicy(snapshot, applied):
                 applied(self._apply(snapshot))
+            case ShadowPolicy(snapshot, applied):
+                refusal = self._shadow(snapshot)
+                self.stats = self._scheduler.stats()  # before the answer, so that nobody takes old counts for the new shadow's
+                applied(refusal)
             case Explain(request_id, answer):
                 answer(explain(self._scheduler, self._snapshot or NO_POLICY, request_id, self._clock.now()))
             case Stop():
@@ -161,14 +180,48 @@ class Engine:
         if current is not None and orphaned:  # a tier that was removed lives on for the work it admitted
             kept = tuple(tier for tier in current.tiers if tier.name in orphaned)
             snapshot = replace(snapshot, tiers=(*snapshot.tiers, *kept))
+        blocks, limits = self._scheduler.blocks, self._scheduler.limits
         try:
-            policy = make_policy(snapshot, self._scheduler.policy)
-        except PolicyUnavailable as error:
+            quotas = make_quotas(snapshot, blocks.num_usable_blocks, blocks.block_size, limits.watermark_blocks)
+            policy = make_policy(snapshot, without_shadow(self._scheduler.policy))
+        except (PolicyUnavailable, QuotaError) as error:
             return str(error)
-        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost)
+        shadow = self._scheduler.shadow
+        stop_shadow(self._scheduler)
+        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost, quotas)
         self._tier_names = tier_names
         self._snapshot = snapshot
+        if shadow is not None:
+            self._compare_anew(shadow)
         return ""
+
+    def _shadow(self, shadow: PolicySnapshot | None) -> str:
+        running = self._scheduler.shadow
+        if running is not None and not running.fault and shadow == self._shadowed:
+            return ""  # a gateway that reconnected
+        if shadow is None:
+            self._shadowed = None
+            stop_shadow(self._scheduler)
+            return ""
+        return self._start_shadow(shadow)
+
+    def _start_shadow(self, shadow: PolicySnapshot) -> str:
+        in_force = NO_POLICY if self._snapshot is None else self._snapshot
+        names = {tier.name for tier in shadow.tiers}
+        missing = tuple(tier for tier in in_force.tiers if tier.name not in names)  # live requests have them
+        try:
+            start_shadow(self._scheduler, replace(shadow, tiers=(*shadow.tiers, *missing)), self._clock.now())
+        except (PolicyUnavailable, ShadowRefused) as error:
+            return str(error)
+        self._shadowed = shadow
+        return ""
+
+    def _compare_anew(self, shadow: Shadow) -> None:
+        """Another policy is in force: what was counted against the one before is over."""
+        refusal = shadow.fault or self._start_shadow(self._shadowed or shadow.snapshot)
+        if refusal:
+            shadow.end(refusal)
+            self._scheduler.shadow = shadow  # told of nothing any more, but there to say why
 
     def _expire(self) -> None:
         now_s = self._clock.now()

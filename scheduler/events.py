@@ -26,6 +26,8 @@ class PreemptionKind(Enum):
 class PreemptionReason(Enum):
     HIGHER_RANK = "higher_rank"
     KV_CAPACITY = "kv_capacity"
+    KV_GUARANTEE = "kv_guarantee"
+    KV_LIMIT = "kv_limit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.decisions import Eviction
+from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
+from fairlane.scheduler.stats import AccountStats, account_stats
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
+from fairlane.scheduler.victims import may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -30,13 +32,16 @@ class State(Enum):
 
 
 class Reason(Enum):
-    """What holds a waiting request up. STEP: nothing but that the next steps have yet to place it."""
+    """What holds a waiting request up. STEP: nothing but that the next steps have yet to place it. LOCALITY: others took its
+    turn, because more of their prompts was cached."""
 
     CAP = "cap"
     RANK = "rank"
     SLOTS = "slots"
     BLOCKS = "blocks"
     STEP = "step"
+    KV_LIMIT = "kv_limit"
+    LOCALITY = "locality"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,8 @@ class BindingCap:
 class Explanation:
     """rank: 1 is next, 0 while it runs. ahead: waiting requests that go before it, without those that a cap of their own holds
     up. blocks_missing: to start beside those that run. evictions: with their age in seconds. is_partial: only the oldest
-    MAX_LOOKED_AT requests were counted."""
+    MAX_LOOKED_AT requests were counted. kv_accounts: those with a quota that its blocks count for, its own first; full_account:
+    the one whose limit leaves too little for it; empty: none."""
 
     state: State
     waited_s: float
@@ -80,6 +86,8 @@ class Explanation:
     computed_tokens: int
     tokens: int
     is_partial: bool
+    kv_accounts: tuple[AccountStats, ...] = ()
+    full_account: str = ""
 
 
 def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestId, now_s: float) -> Explanation | None:
@@ -95,6 +103,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     holders = _holders(scheduler, sequence, others)
     binding = caps.binding(sequence.request.tenant) if waits else ()
     needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
+    full = _full_account(scheduler, sequence, needed) if waits else ""
     rank = 1 + sum(party.requests for party in ahead) if waits else 0
     own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
@@ -102,7 +111,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     return Explanation(
         state=State.WAITING if waits else State.PAUSED if is_paused else State.RUNNING,
         waited_s=now_s - sequence.queued_at_s if waits else 0.0,
-        reasons=_reasons(scheduler, binding, ahead, missing) if waits else (),
+        reasons=_reasons(scheduler, sequence, binding, ahead, missing, full) if waits else (),
         rank=rank,
         ahead=ahead,
         holders=holders,
@@ -117,17 +126,26 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         computed_tokens=sequence.num_computed_tokens,
         tokens=sequence.num_tokens,
         is_partial=scheduler.num_unfinished > MAX_LOOKED_AT,
+        kv_accounts=_kv_accounts(scheduler, sequence),
+        full_account=full,
     )
 
 
 def _reasons(
-    scheduler: Scheduler, caps: tuple[BindingCap, ...], ahead: tuple[Party, ...], blocks_missing: int
+    scheduler: Scheduler,
+    sequence: Sequence,
+    caps: tuple[BindingCap, ...],
+    ahead: tuple[Party, ...],
+    blocks_missing: int,
+    full_account: str,
 ) -> tuple[Reason, ...]:
     found = {
         Reason.CAP: bool(caps),
         Reason.RANK: bool(ahead),
         Reason.SLOTS: not scheduler.running.has_free_slot,
-        Reason.BLOCKS: blocks_missing > 0,
+        Reason.BLOCKS: blocks_missing > 0 and not full_account,
+        Reason.KV_LIMIT: bool(full_account),
+        Reason.LOCALITY: sequence.num_passed > 0,
     }
     return tuple(reason for reason, holds in found.items() if holds) or (Reason.STEP,)
 
@@ -153,26 +171,31 @@ def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -
     for other in others:
         if other.status is SequenceStatus.RUNNING:
             running[other.payer] += 1
-            evictable[other.payer] += waits and _may_evict(scheduler, sequence, other)
+            evictable[other.payer] += waits and may_evict(scheduler.policy, scheduler.census.quotas, sequence, other)
     return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
 
 
-def _may_evict(scheduler: Scheduler, sequence: Sequence, victim: Sequence) -> bool:
-    """As a step would judge (StepPass)."""
-    if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-        return False
-    return scheduler.policy.may_preempt(sequence, victim)
-
-
 def _blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
-    """Needed for all its tokens, and missing with the watermark."""
-    blocks, hit = scheduler.blocks, None
-    if blocks.enable_prefix_caching and sequence.request.cache_mode.reads and not sequence.num_computed_tokens:
-        sequence.chain.extend(sequence.token_ids)
-        hit = blocks.lookup(sequence.chain, sequence.num_tokens)
+    """Needed for all its tokens, and missing in the pool, with what is kept free, or by a limit."""
+    blocks = scheduler.blocks
+    hit = lookup(sequence, blocks)
     needed = blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-    kept = scheduler.limits.watermark_blocks(blocks.num_usable_blocks, len(scheduler.running))
-    return needed, max(0, needed + kept - blocks.num_free_blocks)
+    kept = scheduler.room.kept_from(sequence.request.tier, scheduler.policy, len(scheduler.running))
+    missing = [needed + kept - blocks.num_free_blocks]
+    if scheduler.census.quotas is not None:
+        missing += [needed - account.room for account in scheduler.census.quotas.lineage(sequence)]
+    return needed, max(0, *missing)
+
+
+def _full_account(scheduler: Scheduler, sequence: Sequence, needed: int) -> str:
+    quotas = scheduler.census.quotas
+    full = None if quotas is None else quotas.full_for(sequence, needed)
+    return "" if full is None else full.name
+
+
+def _kv_accounts(scheduler: Scheduler, sequence: Sequence) -> tuple[AccountStats, ...]:
+    quotas = scheduler.census.quotas
+    return () if quotas is None else tuple(account_stats(account) for account in quotas.lineage(sequence))
 
 
 class _Caps:

@@ -10,7 +10,7 @@ told. Who may be here, and whether a step may place them all, is the step's pass
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fairlane.blockmgr.lockstep import Lockstep
 from fairlane.blockmgr.manager import BlockManager
@@ -117,14 +117,29 @@ class DecodeLane:
             self._stop_sets[sequence.request.stop_token_ids] -= 1
             offset = sequence.num_computed_tokens - self._step
             self._offsets -= offset
-            each, per_token = self._since.pop(sequence.request_id)
-            for ledger in Ledger:
-                owed = self._each[ledger] - each[ledger] + offset * (self._per_token[ledger] - per_token[ledger])
-                sequence.charged[ledger] += owed
+            sequence.charged = self.charged(sequence)
+            del self._since[sequence.request_id]
             offsets[sequence.payer].append(offset)
         for payer, of_payer in offsets.items():
             policy.on_decoding(payer, -len(of_payer), -sum(of_payer))
         self._set_members([sequence for sequence in self.members if sequence.steady_until])
+
+    def charged(self, sequence: Sequence) -> list[int]:
+        """What a member has been charged until now, by ledger. After settle()."""
+        each, per_token = self._since[sequence.request_id]
+        offset = sequence.num_computed_tokens - self._step
+        return [
+            sequence.charged[ledger] + self._each[ledger] - each[ledger] + offset * (self._per_token[ledger] - per_token[ledger])
+            for ledger in Ledger
+        ]
+
+    def tell_decoding(self, told: Callable[[Payer, int, int], None]) -> None:
+        """All members, as policies are told of those that join (Policy.on_decoding). After settle()."""
+        offsets: dict[Payer, list[int]] = defaultdict(list)
+        for sequence in self.members:
+            offsets[sequence.payer].append(sequence.num_computed_tokens - self._step)
+        for payer, of_payer in offsets.items():
+            told(payer, len(of_payer), sum(of_payer))
 
     def _set_members(self, members: list[Sequence]) -> None:
         self.members = members
@@ -146,6 +161,14 @@ class DecodeLane:
     def num_new_blocks(self) -> int:
         """Free blocks that place() would use up now."""
         return self._growth.num_new_blocks()
+
+    def fits(self) -> bool:
+        """Whether place() could be called now: blocks suffice, and every KV limit leaves room for them."""
+        return self._growth.fits()
+
+    def set_aside(self) -> None:
+        """Accounts with KV limits count what place() would use up as good as used, until it is, or members have left."""
+        self._growth.set_aside()
 
     def charge(self, policy: Policy, rate: Rate, ledger: Ledger) -> int:
         """Charges every member by the tokens it has computed. Returns the sum."""

@@ -3,22 +3,30 @@ What is placed, and in which order, is the pass's to decide (step_pass.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 
 from fairlane.blockmgr.manager import BlockManager, Growth
 from fairlane.scheduler.cost import Cost, Ledger
+from fairlane.scheduler.events import Delta
 from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Payer, SamplingParams, Sequence
+from fairlane.scheduler.stalls import pause
 
 _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 
 
 class Placement:
-    """Entry i of the output belongs to sequences[i]; cost: of all that was charged, in cost units."""
+    """Entry i of the output belongs to sequences[i]; cost: of all that was charged, in cost units. brought: admitted with what
+    was swapped out, and with nothing to compute in this step. chunks: those placed with part of a prompt or recompute, and how
+    many tokens; paused: decodes that yield to one of them."""
 
     def __init__(self, policy: Policy, blocks: BlockManager, prices: Cost) -> None:
         self.sequences: list[Sequence] = []
+        self.brought: list[Sequence] = []
+        self.chunks: list[tuple[Sequence, int]] = []
+        self.paused: list[Sequence] = []
         self.cost = 0
         self._policy = policy
         self._blocks = blocks
@@ -32,6 +40,11 @@ class Placement:
         """Without the lane's part and the released slots, which are the scheduler's to add."""
         return ScheduleOutput(step_id, [], self._new, self._appends, self._copies, self._entries)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the runner would be told nothing."""
+        return not self.sequences and not self._new
+
     def admit(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """A sequence that the runner is sent in full, with so many of its tokens from the prefix cache."""
         sampling = sequence.request.sampling
@@ -39,6 +52,11 @@ class Placement:
         values = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS}
         self._new.append(NewSequence(sequence.held_slot, list(sequence.token_ids), sequence.num_prompt_tokens, tables, values))
         self._charge(sequence, sequence.payer, self._prices.cached(num_cached_tokens))
+
+    def bring(self, sequence: Sequence) -> None:
+        """It was admitted, is swapped in and computes nothing yet; the step must succeed all the same."""
+        self.brought.append(sequence)
+        sequence.steps_in_flight += 1
 
     def grow(self, sequence: Sequence, growth: Growth) -> None:
         """Its block tables have changed."""
@@ -58,10 +76,16 @@ class Placement:
         sequence.steps_in_flight += 1
         sequence.num_chunks += 1
         if is_chunk:
+            self.chunks.append((sequence, num_tokens))
             self._charge_chunk(sequence, start, num_tokens)
         else:
             self._charge(sequence, sequence.payer, self._prices.decode().of(start))
         return is_chunk
+
+    def pause(self, sequence: Sequence, now_s: float, delta: Callable[[Sequence], Delta]) -> None:
+        """A decode skips the step."""
+        self.paused.append(sequence)
+        pause(sequence, now_s, delta)
 
     def _charge_chunk(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Recompute goes on the account of whoever evicted it, new work on its own."""

@@ -6,6 +6,7 @@ OSDI 2024). Nobody is charged by it, and nothing reserved.
 from __future__ import annotations
 
 from fairlane.scheduler.cost import Cost, Ledger
+from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Payer, Sequence
 
 # Of the newest request in an owner's mean; the last handful decide.
@@ -31,9 +32,12 @@ class OutputPredictor:
         if len(self._means) > _MAX_OWNERS:
             del self._means[next(iter(self._means))]
 
-    def expect(self, sequence: Sequence, cost: Cost, num_cached_tokens: int) -> None:
-        """It is about to be admitted: what its own account will have been charged for it, as WORK. What others pay to have
-        computed again is not in it. num_cached_tokens: that it finds in the prefix cache."""
+    def expect(self, sequence: Sequence, policy: Policy, cost: Cost, num_cached_tokens: int) -> None:
+        """It is about to be admitted, or to run under this policy: what its own account will have been charged for it, as WORK,
+        if the policy asks for that. What others pay to have computed again is not in it. num_cached_tokens: that it finds in the
+        prefix cache."""
+        if not policy.predicts:
+            return
         start = sequence.num_computed_tokens
         if sequence.evicted_by not in (None, sequence.payer):
             start = max(start, sequence.recompute_until)

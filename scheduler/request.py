@@ -119,6 +119,7 @@ class Sequence:
         "num_computed_tokens",
         "num_evictions",
         "num_in_flight",
+        "num_passed",
         "num_preemptions",
         "num_recomputed_tokens",
         "num_retired_tokens",
@@ -130,6 +131,7 @@ class Sequence:
         "recompute_until",
         "relegated",
         "request",
+        "request_id",
         "slot",
         "stall_announced",
         "stalled_since_s",
@@ -142,6 +144,7 @@ class Sequence:
 
     def __init__(self, request: Request, arrival_index: int, chain: HashChain) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.payer = Payer(request.tier, request.tenant)
         self.arrival_index = arrival_index  # total order of arrival at this engine
         self.place = arrival_index  # in the common line; `order` exchanges places within a tenant
@@ -157,6 +160,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_skips = 0
+        self.num_passed = 0  # by others for whose prompts more was cached, since it came to wait for its turn
         self.num_chunks = 0  # placed since its last admission; an eviction before the first would be pure waste
         self.num_evictions = 0  # for rank; num_preemptions counts those for lack of blocks too
         self.recompute_until = 0  # tokens it had computed when it was evicted; up to there it costs evicted_by
@@ -173,10 +177,6 @@ class Sequence:
         self.stalled_since_s: float | None = None  # paused or evicted since
         self.stall_announced = False
         self.steady_until = 0  # while in the DecodeLane: the number of its last placement there; its counts are in arrears
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.request.request_id
 
     @property
     def held_slot(self) -> Slot:
@@ -201,6 +201,13 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens it could compute now: the rest of its prompt or recompute, or the one decode token."""
         return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has anything to compute: not when its last tokens are in flight already."""
+        if self.num_computed_tokens < len(self.token_ids) - 1 or not self.num_in_flight:
+            return self.num_pending_tokens > 0
+        return self.num_output_tokens + self.num_in_flight < self.request.max_tokens
 
     def __repr__(self) -> str:  # no token content: reprs end up in logs
         return (

@@ -4,7 +4,9 @@ sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.events import DecodedTokens, EndReason
@@ -18,14 +20,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
-    swapped: whom it swaps out; work_cost: what was charged for it; held_cost: for the time before it."""
+    swapped: whom it swaps out; brought: whom it swaps in and computes nothing for; work_cost: what was charged for it;
+    held_cost: for the time before it."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
     lane: list[Sequence]
     swapped: list[Sequence]
+    brought: list[Sequence]
     work_cost: int
     held_cost: int
+
+    def everybody(self) -> Iterator[Sequence]:
+        """Whom its outcome concerns, once for each thing it does."""
+        return chain(self.sequences, self.lane, self.swapped, self.brought)
 
 
 def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -> None:
@@ -39,7 +47,7 @@ def take_results(scheduler: Scheduler, step: LaunchedStep, result: StepResult) -
                 _append(scheduler, sequence, tokens)
     if step.lane:
         _take_column(scheduler, step.lane, result, len(step.sequences))
-    for sequence in step.swapped:
+    for sequence in (*step.swapped, *step.brought):
         sequence.steps_in_flight -= 1
 
 
@@ -48,7 +56,8 @@ def fail_results(scheduler: Scheduler, step: LaunchedStep, message: str) -> None
     scheduler.lane.settle()
     placed = [(sequence, entry.sample) for sequence, entry in zip(step.sequences, step.output.scheduled, strict=True)]
     scheduler.lane.leave([*step.sequences, *step.lane], scheduler.policy)  # all at once: each takes a walk over the lane
-    for sequence, sampled in [*placed, *((sequence, True) for sequence in step.lane)]:
+    brought = [(sequence, False) for sequence in step.brought]
+    for sequence, sampled in [*placed, *brought, *((sequence, True) for sequence in step.lane)]:
         sequence.steps_in_flight -= 1
         sequence.num_in_flight -= sampled
         if sequence.status is not SequenceStatus.FINISHED:
@@ -69,20 +78,22 @@ def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResu
         scheduler.decoded.append(DecodedTokens(lane.request_ids, tokens))
         return
     lane.settle()
-    stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
-    lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
+    if not lane.stop_ids.isdisjoint(tokens):
+        stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
+        lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
+    stop_ids, errors = lane.stop_ids, result.errors
     ids: list[RequestId] = []
     kept: list[int] = []
     for index, (sequence, token) in enumerate(zip(members, tokens, strict=True), num_entries):
-        steady = sequence.steady_until and token not in lane.stop_ids and index not in result.errors
-        if steady and sequence.request_id not in deltas:
+        request_id = sequence.request_id
+        if sequence.steady_until and token not in stop_ids and index not in errors and request_id not in deltas:
             sequence.steps_in_flight -= 1
             sequence.num_in_flight -= 1
             sequence.num_retired_tokens += 1
             sequence.token_ids.append(token)
-            ids.append(sequence.request_id)
+            ids.append(request_id)
             kept.append(token)
-        elif _goes_on(scheduler, sequence, True, result.errors.get(index)):
+        elif _goes_on(scheduler, sequence, True, errors.get(index)):
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.num_retired_tokens += 1
             _append(scheduler, sequence, [token])

@@ -6,30 +6,36 @@ from its Clock; the engine loop (engine.py) launches what it returns and feeds t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
-from fairlane.scheduler.census import Census, largest
+from fairlane.scheduler.census import Census
 from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
+from fairlane.scheduler.kv_quotas import KVQuotas, above_limit
 from fairlane.scheduler.lane import DecodeLane
+from fairlane.scheduler.locality import Locality
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import Policy
-from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.prediction import OutputPredictor
 from fairlane.scheduler.request import Request, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.results import LaunchedStep, fail_results, take_results
+from fairlane.scheduler.room import Room
 from fairlane.scheduler.running import RunningSet
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.shadow.shadow import Shadow
+from fairlane.scheduler.shadow.tee import without_shadow
+from fairlane.scheduler.stats import SchedulerStats, stats_of
 from fairlane.scheduler.step_pass import StepPass
 from fairlane.scheduler.swaps import Swaps
 from fairlane.scheduler.tenancy import CostName
+from fairlane.scheduler.victims import VictimRule, cheapest
 from fairlane.scheduler.wait_estimate import WaitEstimate
 
 # Reasons for which a request fails through no doing of its own: nobody pays for it.
@@ -42,9 +48,9 @@ class SchedulerLimits:
 
     max_num_seqs: placed in one step. max_num_resident: holding KV and a slot at once. max_num_batched_tokens: a step's
     tokens; at least max_num_seqs, so that a full decode batch still leaves a token for whoever ranks first.
-    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free, so
-    that running sequences can grow. max_skips: steps a waiting head may be passed over before nothing overtakes it.
-    lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
+    max_prefill_chunk: of one sequence in a step, 0: no cap. watermark: part of the blocks an admission leaves free at least,
+    so that running sequences can grow (room.py). max_skips: steps a waiting head may be passed over before nothing overtakes
+    it. lookahead: heads that do not fit which one step may pass over. min_swap_tokens: an evicted sequence that would compute
     fewer than these again is not swapped to host memory.
     """
 
@@ -70,42 +76,20 @@ class SchedulerLimits:
         return max(1, int(self.watermark * num_usable_blocks)) if num_running else 0
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """Counts at one moment; safe to read from another thread."""
-
-    step_id: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_cached: int
-    block_utilization_ratio: float
-    fragmentation_rate: float
-    preemptions: int
-    recomputed_tokens: int
-    swaps_out: int
-    swaps_in: int
-    host_blocks_used: int
-    policy_generation: int
-    policy_fault: str
-    running_by_tier: Mapping[str, int]
-    waiting_by_tier: Mapping[str, int]
-    running_by_node: Mapping[str, int]
-    waiting_by_node: Mapping[str, int]
-    blocks_by_domain: Mapping[str, int]
-
-
 class Scheduler:
     """Owns the sequences, the blocks and the slots. Not thread-safe: one engine thread calls it."""
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockManager, policy: Policy, clock: Clock) -> None:
         self.limits = limits
         self.blocks = blocks
-        self.policy = policy
-        self.policy_generation = 0
+        self.policy, self.policy_generation = policy, 0
+        self.shadow: Shadow | None = None
         self.running = RunningSet(limits.max_num_resident)
         self.lane = DecodeLane(blocks)
-        self.swaps = Swaps(blocks, limits.min_swap_tokens)
+        self.locality = Locality(blocks)
+        self.swaps = Swaps(blocks, limits.min_swap_tokens, limits.max_num_batched_tokens)
+        self.room = Room(blocks.num_usable_blocks, blocks.block_size, limits.watermark, self.swaps)
+        self.pick_victims: VictimRule = cheapest
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
         self.holding = Holding(clock.now())
@@ -113,8 +97,7 @@ class Scheduler:
         self.census = Census()
         self.decisions = DecisionLog()
         self.waits = WaitEstimate()
-        self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
+        self.num_preemptions = self.num_recomputed_tokens = 0
         self._clock = clock
         self._sequences: dict[RequestId, Sequence] = {}
         self._launched: deque[LaunchedStep] = deque()
@@ -140,7 +123,7 @@ class Scheduler:
         self.census.waits(sequence, 1)
         self.waits.enter(sequence, now_s, self._step_id)
         if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
-            self.settlement = None
+            self.settlement = None  # by KV guarantee or by rank, it may get in
         delta = self.delta(sequence)
         delta.queue_position = position = self.policy.position(sequence)
         delta.estimated_wait_s = self.waits.wait_s(sequence.payer, ahead, position, now_s)
@@ -158,11 +141,15 @@ class Scheduler:
             return ("INVALID_REQUEST", "a request needs a prompt and room for a token")
         if total > self.limits.max_model_len:
             return ("CONTEXT_LENGTH_EXCEEDED", f"{total} tokens do not fit the context of {self.limits.max_model_len}")
-        # The last token's KV is never written, so it needs no slot.
-        needed = self.blocks.blocks_for(total - 1)
+        needed = self._blocks_at_most(request)
         if needed > self.blocks.num_usable_blocks:
             return ("KV_CAPACITY_EXCEEDED", f"needs {needed} KV blocks, there are {self.blocks.num_usable_blocks}")
-        return None
+        full = None if self.census.quotas is None else self.census.quotas.never_fits(request.cache_domain, needed)
+        return None if full is None else ("KV_CAPACITY_EXCEEDED", above_limit(needed, full))
+
+    def _blocks_at_most(self, request: Request) -> int:
+        """The last token's KV is never written, so it needs no slot."""
+        return self.blocks.blocks_for(len(request.prompt_token_ids) + request.max_tokens - 1)
 
     def abort(self, request_id: RequestId, reason: EndReason = EndReason.ABORTED, error: tuple[str, str] = ("", "")) -> bool:
         """Ends a request now; its blocks are free when this returns. False for an id that is not (or no longer) here."""
@@ -188,6 +175,8 @@ class Scheduler:
         if error[0] in OUR_FAULTS:
             self._refund(sequence)
         self.outputs.ended(sequence)
+        if sequence.started:
+            self.room.ended(sequence.num_output_tokens)
         sequence.status = SequenceStatus.FINISHED
         if not sequence.started:
             sequence.queue_s = self._clock.now() - sequence.request.arrival_s
@@ -218,7 +207,7 @@ class Scheduler:
 
     def admit(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """A waiting sequence, which has got its blocks, runs: it leaves the queue and gets a slot."""
-        self.outputs.expect(sequence, self.cost, num_cached_tokens)
+        self.outputs.expect(sequence, self.policy, self.cost, num_cached_tokens)
         self.policy.on_admit(sequence)
         self.policy.pop(sequence)
         self.running.add(sequence)
@@ -252,6 +241,8 @@ class Scheduler:
         """
         if not self._sequences:
             return None
+        if self.shadow is not None and self.shadow.fault:
+            self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
         self.lane.change(self.policy)
@@ -263,10 +254,12 @@ class Scheduler:
         step = StepPass(self, now_s)
         try:
             step.run()
+            if self.shadow is not None:
+                self.shadow.tell(self.shadow.end_step, step)
         finally:
             self.policy.end_step()
         placed = step.placement
-        if not placed.sequences and not step.places_lane and not self.swaps.leaving:
+        if placed.is_empty and not step.places_lane and not self.swaps.leaving:
             return None
         output = self._launch(placed, with_lane=step.places_lane)
         self.lane.joining = placed.sequences
@@ -282,13 +275,18 @@ class Scheduler:
             and len(lane) > 0
             and settlement.holds(self._step_id, now_s)
             and lane.num_new_blocks() <= self.blocks.num_free_blocks
+            and (self.census.quotas is None or self._is_steady_for(self.census.quotas))
         )
+
+    def _is_steady_for(self, quotas: KVQuotas) -> bool:
+        """Whether every limit leaves room for the lane, and enough blocks are left that no guarantee must be seen to."""
+        return self.blocks.num_free_blocks - self.lane.num_new_blocks() >= quotas.alarm and self.lane.fits()
 
     def _launch(self, placed: Placement | None, *, with_lane: bool = True) -> ScheduleOutput:
         """Notes a step as launched: what was placed one by one, and the lane, all of whose members it places."""
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
-        sequences, cost = ([], 0) if placed is None else (placed.sequences, placed.cost)
+        sequences, brought, cost = ([], [], 0) if placed is None else (placed.sequences, placed.brought, placed.cost)
         members: list[Sequence] = []
         if with_lane:
             members = self.lane.members
@@ -299,7 +297,7 @@ class Scheduler:
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, cost, self.holding.charged))
+        self._launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -310,6 +308,7 @@ class Scheduler:
         step = self._pop_launched(result.step_id)
         self.cost.observe(step.work_cost, result.elapsed_s)
         num_tokens = step.output.num_scheduled_tokens
+        self.swaps.observe(step.output, num_tokens, result.elapsed_s)
         self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
         take_results(self, step, result)
 
@@ -330,6 +329,8 @@ class Scheduler:
             sequence.chain.extend(sequence.token_ids)
             self.blocks.commit(sequence.request_id, sequence.chain, sequence.num_retired_tokens)
             self._unsettle_unless_only_a_slot_helps()  # a head may need fewer blocks now
+            if self.census.quotas is not None and self.census.quotas.accounts.found_prefix(sequence.request.cache_domain):
+                self.settlement = None
 
     def forget(self, sequence: Sequence) -> None:
         """What a failed step may have written is not to be found in the prefix cache."""
@@ -338,8 +339,11 @@ class Scheduler:
 
     # -- policy and reports --------------------------------------------------------------------------------------------
 
-    def apply_policy(self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS) -> None:
-        """Swaps the policy, and what it charges, between two steps; waiting sequences keep their arrival, nothing is lost."""
+    def apply_policy(
+        self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS, quotas: KVQuotas | None = None
+    ) -> None:
+        """Swaps the policy, what it charges and its KV quotas between two steps; waiting sequences keep their arrival, nothing is
+        lost but requests that are larger than a limit is now."""
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
         if cost is not self.cost.name:
             self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
@@ -349,10 +353,27 @@ class Scheduler:
             if sequence.status is SequenceStatus.WAITING:
                 policy.push(sequence, sequence.queued_at_s)
             else:
+                self.outputs.expect(sequence, policy, self.cost, 0)
                 policy.adopt(sequence)
         self.policy = policy
+        self.room.forget_tiers()
         self.policy_generation = generation
         self.running.mark_unsorted()
+        self.census.quotas = quotas
+        self.blocks.pool.keep_accounts(None if quotas is None else quotas.accounts)
+        if quotas is not None:
+            self._count_for(quotas)
+
+    def _count_for(self, quotas: KVQuotas) -> None:
+        """Who waits; and ends what can never run on."""
+        for sequence in list(self._sequences.values()):
+            domain = sequence.request.cache_domain
+            if sequence.status is SequenceStatus.WAITING:
+                quotas.accounts.wait(domain, 1)
+            needed = self._blocks_at_most(sequence.request)
+            full = quotas.never_fits(domain, needed)
+            if full is not None:
+                self.finish(sequence, EndReason.FAILED, error=("KV_CAPACITY_EXCEEDED", above_limit(needed, full)))
 
     def delta(self, sequence: Sequence) -> Delta:
         """This step's delta of a sequence, made on first use."""
@@ -403,28 +424,7 @@ class Scheduler:
         return {sequence.request.tier for sequence in self._sequences.values()}
 
     def stats(self) -> SchedulerStats:
-        self.lane.update_tables()
-        return SchedulerStats(
-            step_id=self._step_id,
-            running=len(self.running),
-            waiting=self.policy.num_waiting(),
-            blocks_used=self.blocks.num_used_blocks,
-            blocks_cached=self.blocks.num_cached_blocks,
-            block_utilization_ratio=self.blocks.block_utilization_ratio(),
-            fragmentation_rate=self.blocks.fragmentation_rate(),
-            preemptions=self.num_preemptions,
-            recomputed_tokens=self.num_recomputed_tokens,
-            swaps_out=self.swaps.num_out,
-            swaps_in=self.swaps.num_in,
-            host_blocks_used=self.blocks.host.num_used_blocks,
-            policy_generation=self.policy_generation,
-            policy_fault=self.policy.fault if isinstance(self.policy, GuardedPolicy) else "",
-            running_by_tier=self.census.running_by_tier.copy(),
-            waiting_by_tier=self.census.waiting_by_tier.copy(),
-            running_by_node=self.census.running_by_node.largest(),
-            waiting_by_node=self.census.waiting_by_node.largest(),
-            blocks_by_domain=largest(self.blocks.domains()),
-        )
+        return stats_of(self, self._clock.now())
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""
@@ -443,7 +443,7 @@ class Scheduler:
         self.lane.check_integrity(self.running)
 
     def _check_steps_in_flight(self) -> None:
-        out = Counter(sequence for step in self._launched for sequence in (*step.sequences, *step.lane, *step.swapped))
+        out = Counter(sequence for step in self._launched for sequence in step.everybody())
         out.update(self.swaps.leaving)
         for sequence in self._sequences.values():
             if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:

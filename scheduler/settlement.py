@@ -53,6 +53,8 @@ class Settlement:
 
     def outlasts_arrival(self, sequence: Sequence, policy: Policy, census: Census) -> bool:
         """Whether a newcomer changes nothing: it would have to evict, and has no right to."""
+        if census.quotas is not None and census.quotas.may_claim(sequence):
+            return False
         return self.shortage is Shortage.SLOTS and not policy.could_preempt(sequence.request.tier, census.running_by_tier)
 
     @property

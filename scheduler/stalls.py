@@ -1,17 +1,29 @@
-"""When a started request stands still, and what it is told: at once when it loses its blocks, after a while when it only pauses,
-and how long it was when it goes on."""
+"""When a request starts and when it stands still, and what it is told: at once when it loses its blocks, after a while when it
+only pauses, and how long it was when it goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlane.scheduler.events import Delta, PreemptionKind, PreemptionReason
+from fairlane.scheduler.events import Delta, PreemptionKind, PreemptionReason, Started
 from fairlane.scheduler.request import Sequence
 
 # A paused sequence is reported once its stall has lasted this long; shorter ones are not felt.
 ANNOUNCE_STALL_S = 0.25
 
 DeltaOf = Callable[[Sequence], Delta]
+
+
+def started(sequence: Sequence, num_cached: int, now_s: float, delta: DeltaOf) -> int:
+    """It is admitted, with so many of its tokens in the prefix cache; told the first time. Returns how many it computes again."""
+    if not sequence.started:
+        sequence.started = True
+        sequence.queue_s = now_s - sequence.request.arrival_s
+        sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
+        delta(sequence).started = Started(sequence.num_cached_tokens, sequence.queue_s)
+    recomputed = max(0, sequence.recompute_until - num_cached)
+    sequence.num_recomputed_tokens += recomputed
+    return recomputed
 
 
 def pause(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:

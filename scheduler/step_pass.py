@@ -12,24 +12,24 @@ places in the order; those that may have to pause do so as soon as there is a re
 
 from __future__ import annotations
 
-from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
 from fairlane.blockmgr.manager import PrefixHit
-from fairlane.scheduler.events import PreemptionKind, PreemptionReason, Started
+from fairlane.scheduler.events import PreemptionReason
+from fairlane.scheduler.hits import lookup, num_present
+from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
+from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement, Shortage
-from fairlane.scheduler.stalls import end_stall, evicted, pause
-from fairlane.scheduler.victims import cheapest
+from fairlane.scheduler.shaping import DecodesAhead, StepShaping, may_decode
+from fairlane.scheduler.stalls import end_stall, started
+from fairlane.scheduler.victims import evict, may_evict
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
-
-# Guard on policy evictions: after this many a sequence is immune.
-MAX_EVICTIONS = 3
 
 
 class StepPass:
@@ -47,42 +47,56 @@ class StepPass:
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
         self._order = self._running_in_order()
-        self._plan = self._policy.plan(self._view())
-        self._lane_may_pause = self._plan.pause_lower
-        self._budget = self._plan.token_budget
+        most = self._limits.max_num_batched_tokens
+        view = BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost, scheduler.step_id)
+        plan = self._policy.plan(view)
+        self._shaping = StepShaping(plan, self._policy)
+        self._lane_may_pause = plan.pause_lower
+        self._budget = plan.token_budget
         self._seats = self._limits.max_num_seqs
-        self._lower_cap = self._plan.lower_prefill_cap
-        self._protected_chunk = False
         self._num_passed_over = 0
         self._passed_over: list[Sequence] = []  # since the last admission
+        self._turn: Sequence | None = None  # whose turn it is among those that wait; the head that is looked at may have taken it
         self._held_back = 0  # free blocks kept for a head that was passed over too often
         self._evicted: set[Sequence] = set()
+        self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
-        self._decodes_ahead = self._pausable_decodes = 0
-        self._count_decodes()
+        self._ahead = DecodesAhead(self._order, self._shaping)
         self.placement = Placement(self._policy, self._blocks, scheduler.cost)
+        self._passed_over_any = False
+        self._quotas = scheduler.census.quotas
+        self._reclaim = None if self._quotas is None else Reclaim(scheduler, self._quotas, self.placement, self._hooks())
 
     def run(self) -> None:
         """Places what fits, then notes who was left out and who was made to pause."""
         if self.places_lane:
             self._set_lane_aside()
+        if self._reclaim is not None and self._reclaim.run():
+            self._set_order()
         self._walk()
         placed = set(self.placement.sequences)
+        if self._reclaim is not None:
+            self._reclaim.done(self._reclaim.was_pressed if self._known is not None else self._passed_over_any)
+            for sequence in self._reclaim.brought:
+                if sequence not in placed:
+                    self.placement.bring(sequence)
         for sequence in self._order:
-            if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not self._is_due(sequence):
+            if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not sequence.is_due:
                 continue
             self._settled = False
             self._policy.on_unserved(sequence)
-            if self._protected_chunk and self._may_decode(sequence) and self._may_pause(sequence):
-                pause(sequence, self._now_s, self._scheduler.delta)
+            if self._shaping.protected_chunk and may_decode(sequence) and self._shaping.may_pause(sequence):
+                self.placement.pause(sequence, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
         scheduler = self._scheduler
         if not self._settled or self._lane.has_done:
+            return None
+        if self._reclaim is not None and not self._reclaim.settles(self._passed_over_any):
             return None
         if self._known is not None:
             return self._known
@@ -107,7 +121,7 @@ class StepPass:
             if head is not None and head_rank is None:
                 head_rank = policy.rank(head)
             if self._budget <= 0 or self._seats <= 0:
-                if not self.places_lane or (running is None and not self._may_displace(head, head_rank)):
+                if not self._lane_may_yield() or (running is None and not self._may_displace(head, head_rank)):
                     return
                 self._dissolve_lane()
                 continue
@@ -119,8 +133,11 @@ class StepPass:
                 head, head_rank = self._peek(), None
 
     def _peek(self) -> Sequence | None:
-        """The waiting head; None where it is known that none gets in."""
-        return None if self._known is not None else self._policy.peek()
+        """Who waits and goes next; None where it is known that none gets in."""
+        self._turn = None if self._known is not None else self._policy.peek()
+        if self._turn is None or self._budget <= 0 or not self._scheduler.running.has_free_slot:
+            return self._turn  # nobody is looked up who would have to evict
+        return self._scheduler.locality.choose(self._turn, self._policy)
 
     def _ask_again(self) -> None:
         """Something is given back: heads that were passed over come before whoever would get what they could use now."""
@@ -139,36 +156,49 @@ class StepPass:
     def _set_lane_aside(self) -> None:
         """Its seats and tokens; its blocks are not counted as free."""
         size = len(self._lane)
-        fits = size <= min(self._seats, self._budget) and self._lane.num_new_blocks() <= self._blocks.num_free_blocks
+        fits = size <= min(self._seats, self._budget) and self._lane.fits()
         self._seats -= size
         self._budget -= size
         if not fits:
             self._dissolve_lane()
 
     def _dissolve_lane(self) -> None:
-        self._take_out(self._lane.members)
-        self.places_lane = False
+        if self.places_lane:
+            self.places_lane = False
+            self._take_out(self._lane.members)
 
     def _take_out(self, members: list[Sequence]) -> None:
         """They are placed one by one, by rank, like everybody else who was not placed yet."""
         self._lane.leave(members, self._policy)
         self._budget += len(members)
         self._seats += len(members)
+        self._set_order()
+        if self._reclaim is not None:
+            self._lane.set_aside()
+            self._reclaim.grow_covered()
+
+    def _set_order(self) -> None:
+        """Anew, after others came to be placed one by one."""
         placed = set(self.placement.sequences)
         self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
         self._next = 0
-        self._count_decodes()
+        self._ahead = DecodesAhead(self._order, self._shaping)
 
     def _release_pausable(self, sequence: Sequence) -> bool:
         """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
-        if not (self.places_lane and self._lane_may_pause and self._is_protected(sequence)):
+        if not (self.places_lane and self._lane_may_pause and self._shaping.is_protected(sequence)):
             return False
         self._lane_may_pause = False  # from here on nobody in it
-        pausable = [member for member in self._lane.members if self._may_pause(member)]
+        pausable = [member for member in self._lane.members if self._shaping.may_pause(member)]
         if pausable:
             self._take_out(pausable)
             self.places_lane = len(self._lane) > 0
         return bool(pausable)
+
+    def _lane_may_yield(self) -> bool:
+        """Whether members could give up their places for others. While seats are left nobody gets their tokens, which are
+        reserved whoever goes first, but for those that pause."""
+        return self.places_lane and (self._seats <= 0 or self._lane_may_pause)
 
     def _may_displace(self, head: Sequence | None, rank: Rank | None) -> bool:
         """Whether a waiting head could take the place of a member of the lane, by rank or by right."""
@@ -187,12 +217,11 @@ class StepPass:
     def _has_victims(self, head: Sequence) -> bool:
         """Whether there is anybody at all, in the lane or not, whom a waiting head may evict."""
         priority = self._policy.priority(head)
-        if priority <= self._harmless or not self._policy.could_preempt(
-            head.request.tier, self._scheduler.census.running_by_tier
-        ):
+        others = self._scheduler.census.running_by_tier
+        if priority <= self._harmless or not self._policy.could_preempt(head.request.tier, others):
             return False
         self._lane.settle()
-        found = any(self._may_evict(head, other) for other in (*self._lane.members, *self._unplaced()))
+        found = any(may_evict(self._policy, self._quotas, head, other) for other in (*self._lane.members, *self._unplaced()))
         if not found and not self._policy.leads_evict:
             self._harmless = priority
         return found
@@ -200,39 +229,15 @@ class StepPass:
     def _num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks - (self._lane.num_new_blocks() if self.places_lane else 0)
 
-    def _count_decodes(self) -> None:
-        may_decode = [sequence for sequence in self._order if self._may_decode(sequence)]
-        self._pausable_decodes = sum(1 for sequence in may_decode if self._may_pause(sequence))
-        self._decodes_ahead = len(may_decode) - self._pausable_decodes
-
-    def _view(self) -> BatchView:
-        prefilling = Counter(sequence.request.tier for sequence in self._order if sequence.num_pending_tokens > 1)
-        return BatchView(self._limits.max_num_batched_tokens, self._scheduler.running.by_tier, prefilling)
-
     # -- running sequences ---------------------------------------------------------------------------------------------
 
     def _next_running(self) -> Sequence | None:
         while self._next < len(self._order):
             sequence = self._order[self._next]
-            if sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted and self._is_due(sequence):
+            if sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted and sequence.is_due:
                 return sequence
             self._next += 1
         return None
-
-    def _is_due(self, sequence: Sequence) -> bool:
-        """Whether it has anything to compute: not when its last tokens are in flight already."""
-        if sequence.num_computed_tokens < sequence.num_tokens - 1 or not sequence.num_in_flight:
-            return sequence.num_pending_tokens > 0
-        return sequence.num_output_tokens + sequence.num_in_flight < sequence.request.max_tokens
-
-    def _may_decode(self, sequence: Sequence) -> bool:
-        return sequence.num_pending_tokens == 1 and self._is_due(sequence)
-
-    def _may_pause(self, sequence: Sequence) -> bool:
-        protected = self._plan.protected_priority
-        if not self._plan.pause_lower or protected is None or self._policy.priority(sequence) >= protected:
-            return False
-        return not self._policy.is_owed(sequence)
 
     def _place_running(self, sequence: Sequence) -> None:
         if sequence.num_pending_tokens == 1:
@@ -245,12 +250,9 @@ class StepPass:
             self._place(sequence, num_tokens)
 
     def _place_decode(self, sequence: Sequence) -> None:
-        if self._may_pause(sequence):
-            self._pausable_decodes -= 1
-            if self._protected_chunk:
-                return
-        else:
-            self._decodes_ahead -= 1
+        self._ahead.pass_by(sequence)
+        if self._shaping.protected_chunk and self._shaping.may_pause(sequence):
+            return
         if self._grow(sequence, 1):
             self._place(sequence, 1)
 
@@ -258,12 +260,15 @@ class StepPass:
         """Makes room for the tokens it is about to write; False leaves it with its KV and out of this step."""
         total = sequence.num_computed_tokens + num_tokens
         needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
-        if self.places_lane and needed > self._num_free_blocks():
+        room = self._num_free_blocks() if self._quotas is None else min(self._num_free_blocks(), self._quotas.room(sequence))
+        if self.places_lane and needed > room:
             self._dissolve_lane()
             return False
-        missing = needed - self._blocks.num_free_blocks
-        if needed and missing > 0:
-            victims = cheapest(self._yielding_to(sequence), missing, 0, self._policy, self._blocks)
+        if needed > max(0, room):
+            missing = needed - self._blocks.num_free_blocks
+            victims = self._victims(self._yielding_to(sequence), missing, self._losses(sequence, needed))
+            if victims is None and self._reclaim is not None:
+                victims = self._reclaim.yielding(sequence, needed)
             if victims is None:
                 self._stuck.append(sequence)
                 return False
@@ -290,29 +295,26 @@ class StepPass:
             return
         if self._release_pausable(sequence):
             return
-        hit = self._lookup(sequence)
-        if self._chunk(sequence, sequence.num_tokens - _present(sequence, hit)) <= 0:
+        hit = lookup(sequence, self._blocks)
+        if self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
         elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
             self._dissolve_lane()
         elif not self._make_room(sequence, hit):
-            self._pass_over(sequence)
+            self._pass_over(sequence, hit)
         else:
             # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
-            self._admit(sequence, self._lookup(sequence))
+            self._admit(sequence, lookup(sequence, self._blocks))
 
-    def _lookup(self, sequence: Sequence) -> PrefixHit | None:
-        if not (self._blocks.enable_prefix_caching and sequence.request.cache_mode.reads):
-            return None  # hashing costs more than a lookup
-        if sequence.num_computed_tokens:
-            return None  # swapped out: all it had comes back, bit by bit
-        sequence.chain.extend(sequence.token_ids)
-        return self._blocks.lookup(sequence.chain, sequence.num_tokens)
-
-    def _pass_over(self, sequence: Sequence) -> None:
+    def _pass_over(self, sequence: Sequence, hit: PrefixHit | None = None) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
         band overtakes it any more, and the blocks that are free now are kept for it: a higher band must bring its own."""
+        if self._quotas is not None:
+            needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
+            if self._quotas.hold_if_full(sequence, needed, self._policy):
+                return
         self._num_passed_over += 1
+        self._passed_over_any = True
         if sequence.num_skips >= self._limits.max_skips:
             self._held_back = self._blocks.num_free_blocks
             self._policy.close(sequence)
@@ -323,14 +325,16 @@ class StepPass:
             self._passed_over.append(sequence)
             self._policy.skip(sequence)
 
-    def _watermark(self) -> int:
-        return self._limits.watermark_blocks(self._blocks.num_usable_blocks, len(self._scheduler.running))
-
     def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
-        """Whether there is a slot, and blocks for all its tokens and the watermark."""
+        """Whether there is a slot, and blocks for all its tokens and what is kept free."""
         needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        fits = needed + self._watermark() <= num_free_blocks - self._held_back
-        return fits and self._scheduler.running.has_free_slot
+        running = self._scheduler.running
+        kept = self._scheduler.room.kept_from(sequence.request.tier, self._policy, len(running))
+        return (
+            needed + kept <= num_free_blocks - self._held_back
+            and running.has_free_slot
+            and (self._quotas is None or not self._quotas.full_for(sequence, needed))
+        )
 
     def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
         """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
@@ -339,112 +343,102 @@ class StepPass:
         """
         if self._fits(sequence, hit, self._num_free_blocks()):
             return True
-        free = self._num_free_blocks() - self._held_back
+        if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
+            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if self._may_evict(sequence, s)]
+        evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
         # With everybody else gone, nobody would be left to grow.
-        watermark = 0 if len(evictable) == len(self._scheduler.running) else self._watermark()
-        missing = self._blocks.blocks_for(sequence.num_tokens) + watermark - free
-        victims = cheapest(evictable, missing, slots_missing, self._policy, self._blocks)
-        if victims is None:
-            return False
-        self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
-        return True
-
-    def _may_evict(self, candidate: Sequence, victim: Sequence) -> bool:
-        """The policy's word and the engine's guards: immune after three evictions, no eviction before some progress."""
-        if victim.num_evictions >= MAX_EVICTIONS or victim.num_chunks == 0:
-            return False
-        return self._policy.may_preempt(candidate, victim)
+        kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
+        needed = self._blocks.blocks_for(sequence.num_tokens)
+        missing = needed + kept + self._held_back - self._num_free_blocks()
+        losses = self._losses(sequence, needed, with_margin=True)
+        victims = self._victims(evictable, missing, losses, slots_missing) if evictable else None
+        if victims:  # else what is kept free is enough
+            self._evict(victims, PreemptionReason.HIGHER_RANK, sequence)
+        return victims is not None
 
     def _admit(self, sequence: Sequence, hit: PrefixHit | None) -> None:
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit))
+        self._let_in(sequence, hit)
+        self._place(sequence, num_tokens)
+
+    def _let_in(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
+        """It runs, with its blocks and without tokens of the step. Whether it is swapped in."""
         self._settled = False
         for overtaken in self._passed_over:
             overtaken.num_skips += 1
         self._passed_over.clear()
+        self._scheduler.locality.admitted(sequence, self._turn)
         num_cached = 0 if hit is None else hit.num_tokens
-        num_tokens = self._chunk(sequence, sequence.num_tokens - _present(sequence, hit))
-        if not self._scheduler.swaps.bring_back(sequence):
+        is_brought = self._scheduler.swaps.bring_back(sequence)
+        if not is_brought:
             self._blocks.allocate(sequence.request_id, sequence.request.cache_domain, sequence.num_tokens, hit)
             sequence.num_computed_tokens = sequence.num_retired_tokens = num_cached
-            self._announce_start(sequence, num_cached)
+            self._scheduler.num_recomputed_tokens += started(sequence, num_cached, self._now_s, self._scheduler.delta)
+        self._scheduler.room.admitted(sequence.request.tier, self._blocks.blocks_for(sequence.num_tokens))
         self._scheduler.admit(sequence, num_cached)
         sequence.num_chunks = sequence.num_skips = 0
         self.placement.admit(sequence, num_cached)
-        self._place(sequence, num_tokens)
-
-    def _announce_start(self, sequence: Sequence, num_cached: int) -> None:
-        if not sequence.started:
-            sequence.started = True
-            sequence.queue_s = self._now_s - sequence.request.arrival_s
-            sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-            self._scheduler.delta(sequence).started = Started(sequence.num_cached_tokens, sequence.queue_s)
-        sequence.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
-        self._scheduler.num_recomputed_tokens += max(0, sequence.recompute_until - num_cached)
+        return is_brought
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
     def _chunk(self, sequence: Sequence, num_pending: int) -> int:
         """Most prefill tokens it may take now, of num_pending. A token stays reserved for every decode still to come, as
-        far as seats go; pausable decodes count only while no protected chunk makes them pause."""
-        waiting_decodes = self._decodes_ahead
-        if not self._protected_chunk and not self._is_protected(sequence):
-            waiting_decodes += self._pausable_decodes
-        free = self._budget - min(waiting_decodes, self._seats - 1)
-        if self._may_be_capped(sequence) and self._lower_cap is not None:
-            free = min(free, self._lower_cap)
+        far as seats go."""
+        free = self._budget - min(self._ahead.num_before(sequence), self._seats - 1)
+        free = self._shaping.cap(sequence, free)
         if self._limits.max_prefill_chunk:
             free = min(free, self._limits.max_prefill_chunk)
         return min(num_pending, free)
-
-    def _is_protected(self, sequence: Sequence) -> bool:
-        protected = self._plan.protected_priority
-        return protected is not None and self._policy.priority(sequence) >= protected
-
-    def _may_be_capped(self, sequence: Sequence) -> bool:
-        return self._plan.protected_priority is not None and not self._is_protected(sequence)
 
     def _place(self, sequence: Sequence, num_tokens: int) -> None:
         is_chunk = self.placement.place(sequence, num_tokens)
         self._budget -= num_tokens
         self._seats -= 1
         end_stall(sequence, self._now_s, self._scheduler.delta)
-        if is_chunk or not self._is_due(sequence):  # the next step has a seat more if this was its last token
+        if is_chunk or not sequence.is_due:  # the next step has a seat more if this was its last token
             self._settled = False
         if is_chunk:
-            self._take_shares(sequence, num_tokens)
+            self._shaping.take(sequence, num_tokens)
 
-    def _take_shares(self, sequence: Sequence, num_tokens: int) -> None:
-        if self._is_protected(sequence):
-            self._protected_chunk = True
-        if self._lower_cap is not None:
-            self._lower_cap = max(0, self._lower_cap - num_tokens)
+    # -- KV quotas -----------------------------------------------------------------------------------------------------
+
+    def _hooks(self) -> StepHooks:
+        return StepHooks(
+            unplaced=self._unplaced,
+            dissolve_lane=self._dissolve_lane,
+            free_blocks=self._num_free_blocks,
+            fits=lambda sequence, hit: self._fits(sequence, hit, self._num_free_blocks()),
+            evict=self._evict,
+            let_in=self._let_in,
+        )
+
+    def _losses(self, gainer: Sequence, needed: int, *, with_margin: bool = False) -> Losses | None:
+        return None if self._quotas is None else Losses(self._quotas, gainer, needed, with_margin=with_margin)
 
     # -- victims -------------------------------------------------------------------------------------------------------
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
-        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING]
+        kept = () if self._reclaim is None else self._reclaim.kept
+        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in kept]
+
+    def _victims(
+        self, candidates: list[Sequence], num_blocks: int, losses: Losses | None, num_slots: int = 0
+    ) -> list[Sequence] | None:
+        """Those of the candidates that give so many blocks and slots, and room by every limit; None if all would not do."""
+        cost_s = self._scheduler.swaps.cost_s
+        return self._scheduler.pick_victims(candidates, num_blocks, num_slots, self._policy, self._blocks, cost_s, losses)
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
         self._ask_again()
+        ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
-            victim.num_evictions += reason is PreemptionReason.HIGHER_RANK
-            if self._may_decode(victim):
-                if self._may_pause(victim):
-                    self._pausable_decodes -= 1
-                else:
-                    self._decodes_ahead -= 1
-            kind = self._scheduler.requeue(victim)
-            # One that is swapped in the middle of a recompute still owes that to whoever caused it.
-            if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:
-                victim.evicted_by = gainer.payer
-            evicted(victim, kind, reason, self._now_s, self._scheduler.delta)
-            self._scheduler.decisions.evicted(victim, kind, reason, self._now_s)
-
-
-def _present(sequence: Sequence, hit: PrefixHit | None) -> int:
-    """Tokens of a waiting sequence that need not be computed: swapped out, or in the prefix cache."""
-    return sequence.num_computed_tokens if hit is None else hit.num_tokens
+            if may_decode(victim):
+                self._given_back += 1
+                if victim in ahead:
+                    self._ahead.pass_by(victim)
+            evict(self._scheduler, victim, gainer, reason, self._now_s)

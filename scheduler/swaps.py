@@ -8,9 +8,11 @@ keeps account of who is on the way; who is evicted, and when it is admitted agai
 from __future__ import annotations
 
 from itertools import takewhile
+from math import inf
 
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.output import ScheduleOutput
+from fairlane.scheduler.relief_costs import ReliefCosts
 from fairlane.scheduler.request import Sequence
 
 
@@ -23,29 +25,55 @@ def tokens_to_recompute(sequence: Sequence, blocks: BlockManager) -> int:
 
 
 class Swaps:
-    """num_out, num_in: sequences swapped out and in so far. min_tokens: fewer to recompute are not worth two copies."""
+    """num_out, num_in: sequences swapped out and in so far. costs: what either way takes, as measured. min_tokens: fewer to
+    recompute are not worth the trouble of two copies."""
 
-    def __init__(self, blocks: BlockManager, min_tokens: int) -> None:
+    def __init__(self, blocks: BlockManager, min_tokens: int, step_tokens: int) -> None:
         self.num_out = 0
         self.num_in = 0
         self.leaving: list[Sequence] = []  # swapped out since the last launch
+        self.costs = ReliefCosts(step_tokens)
         self._blocks = blocks
         self._min_tokens = min_tokens
 
     def is_worth_it(self, sequence: Sequence) -> bool:
-        """The choice, while the sequence still has its blocks: whether swapping is cheaper than recompute, and there is room. All
-        of it would move, and come back in blocks of its own: where others keep most of it, the rest is sooner computed."""
-        least = max(self._min_tokens, sequence.num_computed_tokens // 2)
-        return (
-            self._blocks.host.num_free_blocks > 0
-            and tokens_to_recompute(sequence, self._blocks) >= least
-            and self._blocks.can_swap_out(sequence.request_id, sequence.num_computed_tokens)
-        )
+        """The choice, while the sequence still has its blocks: whether it can be swapped, and that is cheaper than recompute."""
+        lost = tokens_to_recompute(sequence, self._blocks)
+        return self._swap_s(sequence, lost) < self._recompute_s(sequence, lost)
+
+    def cost_s(self, sequence: Sequence) -> float:
+        """What evicting a running sequence now would cost the worker, the cheaper way."""
+        lost = tokens_to_recompute(sequence, self._blocks)
+        return min(self._swap_s(sequence, lost), self._recompute_s(sequence, lost))
+
+    def _recompute_s(self, sequence: Sequence, lost: int) -> float:
+        return self.costs.recompute_s(sequence.num_computed_tokens - lost, lost)
+
+    def _swap_s(self, sequence: Sequence, lost: int) -> float:
+        """inf without room. All of it would move, and come back in blocks of its own: where others keep most of it, the rest is
+        sooner computed, and takes fewer blocks."""
+        blocks, num_tokens = self._blocks, sequence.num_computed_tokens
+        least = max(self._min_tokens, num_tokens // 2)
+        if not blocks.host.num_free_blocks or lost < least or not blocks.can_swap_out(sequence.request_id, num_tokens):
+            return inf
+        return self.costs.swap_s(blocks.blocks_for(num_tokens))
+
+    def part_of_recompute(self, num_blocks: int) -> float:
+        """What an eviction of so many blocks costs of what their recompute would, 0 to 1: 1 without room for them."""
+        if self._blocks.host.num_free_blocks < max(1, num_blocks):
+            return 1.0
+        return min(1.0, self.costs.swap_s(1) / self.costs.recompute_s(0, self._blocks.block_size))
+
+    def observe(self, output: ScheduleOutput, num_tokens: int, elapsed_s: float) -> None:
+        """A step of so many tokens took so long. Without host memory there is nothing to choose, and nothing is learned."""
+        if self._blocks.host.num_blocks:
+            self.costs.observe(num_tokens, len(output.swap_out) + len(output.swap_in), elapsed_s)
 
     def evict(self, sequence: Sequence) -> bool:
         """Takes the blocks of a sequence that has left the running set. True: its keys and values are kept, those included that
         steps in flight still write; its counts stay. False: it starts over."""
         if not self.is_worth_it(sequence):
+            self.costs.recomputes()
             self._blocks.free(sequence.request_id)
             _start_over(sequence)
             return False

@@ -51,11 +51,13 @@ class Shaping(Enum):
 class ShapingRule:
     """The same in detail. prefill_share: part of the step's tokens that lower tiers' prefill may use while the tier is there.
     pause_decodes: lower tiers' decodes pause while it prefills. max_step_s: the longest a step may take, whoever is there.
+    rests: they pause in every other step at most, so that none goes without a token for two.
     """
 
     prefill_share: float = 1.0
     pause_decodes: bool = True
     max_step_s: float | None = None
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,31 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class KVAmount:
+    """KV cache: a share of a worker's blocks, in [0, 1], or a number of tokens. Exactly one is given."""
+
+    share: float | None = None
+    tokens: int | None = None
+
+    def blocks(self, num_blocks: int, block_size: int) -> int:
+        """Whole blocks of a pool of num_blocks, rounded down."""
+        if self.share is not None:
+            return int(self.share * num_blocks + 1e-9)  # 30% of 10 blocks is 3, whatever binary fractions make of it
+        return (self.tokens or 0) // block_size
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens" if self.share is None else f"{self.share * 100:.4g}%"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeShare:
     """An organisation or tenant of the ownership tree, and the template of its members.
 
     path: "northwind" or "northwind/checkout"; members are one level below and need no entry.
     weight: share among its siblings. min_share: as a tier's, for this node.
     max_running: sequences of this node and all below it that may hold KV at once; None: no cap.
+    kv_guarantee, kv_limit: of its private cache domain and all below it; None: nothing is promised, nothing limits it.
+    shared_domain: "group:NAME" or "public", where its blocks count for that account; empty: they count for it.
     """
 
     path: str
@@ -94,6 +115,19 @@ class NodeShare:
     max_running: int | None = None
     member_weight: float = 1.0
     member_max_running: int | None = None
+    kv_guarantee: KVAmount | None = None
+    kv_limit: KVAmount | None = None
+    member_kv_limit: KVAmount | None = None
+    shared_domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShare:
+    """A group whose cache domain has a quota of its own."""
+
+    name: str
+    kv_guarantee: KVAmount | None = None
+    kv_limit: KVAmount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +137,8 @@ class PolicySnapshot:
     preempt_gap_ms: how far ahead of a waiting node, in worker time, a running one may be before FAIR takes its blocks;
     None: FAIR does not preempt. cost: what work is charged by. plugin: a policy installed at the worker,
     instead of tiers_policy, within_tier and within_tenant. predict_output: FAIR orders by what a request will probably generate
-    from its admission on.
+    from its admission on. groups: those with KV quotas. locality_window_ms: how far behind, in worker time, FAIR lets a waiting
+    node fall so that one whose prefix is cached goes before it; 0: not at all.
     """
 
     generation: int
@@ -117,6 +152,8 @@ class PolicySnapshot:
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
     predict_output: bool = False
+    groups: tuple[GroupShare, ...] = ()
+    locality_window_ms: float = 0.0
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError for one the snapshot does not have."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from fairlane.clock import Clock
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Explain, Stop
+from fairlane.scheduler.engine import Abort, Add, ApplyPolicy, Command, Explain, ShadowPolicy, Stop
 from fairlane.scheduler.events import DecodedTokens, Delta
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.request import RequestId
@@ -100,6 +100,8 @@ class WorkerBoxes:
                     yield Abort(request_id)
             case "policy":
                 yield from self._decode_policy(connection, message.policy)
+            case "shadow":
+                yield from self._decode_shadow(connection, message.shadow)
             case "explain":
                 yield from self._decode_explain(connection, message.explain)
             case other:
@@ -145,6 +147,17 @@ class WorkerBoxes:
             applied(str(error))
             return
         yield ApplyPolicy(snapshot, applied)
+
+    def _decode_shadow(self, connection: Connection, shadow: pb.Shadow) -> Iterator[Command]:
+        def applied(refusal: str) -> None:
+            connection.sink.send(pb.FromWorker(shadow_applied=pb.ShadowApplied(number=shadow.number, refusal=refusal)))
+
+        try:
+            snapshot = snapshot_from_wire(shadow.snapshot) if shadow.HasField("snapshot") else None
+        except ProtocolError as error:
+            applied(str(error))
+            return
+        yield ShadowPolicy(snapshot, applied)
 
     def put(self, step_id: int, deltas: list[Delta], decoded: list[DecodedTokens]) -> None:
         """One message per gateway that has something in this step."""

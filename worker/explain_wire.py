@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fairlane.protos.fairlane.v1 import explain_pb2 as pb
 from fairlane.scheduler.explain import Explanation, Party, Reason, State
+from fairlane.scheduler.stats import AccountStats
 
 # Parties named in a message, so that it stays small however many tenants there are; the rest is counted by tier.
 MAX_PARTIES = 50
@@ -21,6 +22,8 @@ _REASONS = {
     Reason.SLOTS: pb.Explanation.REASON_SLOTS,
     Reason.BLOCKS: pb.Explanation.REASON_BLOCKS,
     Reason.STEP: pb.Explanation.REASON_STEP,
+    Reason.KV_LIMIT: pb.Explanation.REASON_KV_LIMIT,
+    Reason.LOCALITY: pb.Explanation.REASON_LOCALITY,
 }
 
 
@@ -45,15 +48,20 @@ def explanation_to_wire(found: Explanation) -> pb.Explanation:
                 ago_s=ago_s,
                 kind=eviction.kind.value,
                 reason=eviction.reason.value,
-                by_tier=eviction.by.tier if eviction.by else "",
-                by_node=eviction.by.tenant if eviction.by else "",
+                by_tier=eviction.by.tier,
+                by_node=eviction.by.tenant,
             )
             for ago_s, eviction in found.evictions
         ],
         computed_tokens=found.computed_tokens,
         tokens=found.tokens,
         is_partial=found.is_partial,
+        kv_accounts=[account_to_wire(account, is_full=account.name == found.full_account) for account in found.kv_accounts],
     )
+
+
+def account_to_wire(account: AccountStats, *, is_full: bool = False) -> pb.KVAccount:
+    return pb.KVAccount(node=account.name, used=account.used, guarantee=account.guarantee, limit=account.limit, is_full=is_full)
 
 
 def _parties(parties: tuple[Party, ...]) -> Iterable[pb.Party]:

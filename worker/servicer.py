@@ -15,6 +15,8 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine
 from fairlane.worker.boxes import Closed, Connection, Received, WorkerBoxes
+from fairlane.worker.explain_wire import account_to_wire
+from fairlane.worker.shadow_wire import report_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             running_by_node=_counts(stats.running_by_node),
             waiting_by_node=_counts(stats.waiting_by_node),
             blocks_by_domain=_counts(stats.blocks_by_domain),
+            kv_accounts=[account_to_wire(account) for account in stats.kv_accounts],
+            evictions_by_reason=_counts(stats.evictions_by_reason),
             step_running_s=0.0 if started_s is None else self._clock.now() - started_s,
+            shadow=None if stats.shadow is None else report_to_wire(stats.shadow),
         )
 
 

@@ -11,6 +11,8 @@ from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
 from fairlane.scheduler.tenancy import (
     CostName,
+    GroupShare,
+    KVAmount,
     NodeShare,
     PolicySnapshot,
     Shaping,
@@ -98,6 +100,8 @@ def snapshot_from_wire(wire: pb.PolicySnapshot) -> PolicySnapshot:
         within_tenant=_enum(WithinTenant, wire.within_tenant or WithinTenant.FCFS.value),
         plugin=wire.plugin,
         predict_output=wire.predict_output,
+        groups=tuple(GroupShare(group.name, _amount(group.kv_guarantee), _amount(group.kv_limit)) for group in wire.groups),
+        locality_window_ms=_in_range("locality_window_ms", wire.locality_window_ms, 0, 1e9),
     )
 
 
@@ -127,7 +131,21 @@ def _node_from_wire(node: pb.NodeSpec) -> NodeShare:
         max_running=node.max_running if node.HasField("max_running") else None,
         member_weight=_weight(node.member_weight),
         member_max_running=node.member_max_running if node.HasField("member_max_running") else None,
+        kv_guarantee=_amount(node.kv_guarantee),
+        kv_limit=_amount(node.kv_limit),
+        member_kv_limit=_amount(node.member_kv_limit),
+        shared_domain=node.shared_domain,
     )
+
+
+def _amount(wire: pb.KVAmount) -> KVAmount | None:
+    match wire.WhichOneof("amount"):
+        case "share":
+            return KVAmount(share=_in_range("KV share", wire.share, 0, 1))
+        case "tokens":
+            return KVAmount(tokens=wire.tokens)
+        case _:
+            return None
 
 
 def _weight(weight: float) -> float:

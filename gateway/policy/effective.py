@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fairlane.scheduler.tenancy import KVAmount
+
 Number = TypeVar("Number", int, float)
 
 MEMBER_DOMAIN = "member"
@@ -40,6 +42,7 @@ class Effective:
     tiers: what it may ask for, its default first; empty: it cannot send requests of its own.
     cache_domain: resolved, ready for the worker.
     max_*: None where nothing limits it. caps: of the node itself, then of each ancestor, the organisation last.
+    kv_limits: that its KV cache counts towards.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Effective:
     max_duration_s: float | None
     max_wait_s: float | None
     caps: tuple[Cap, ...]
+    kv_limits: tuple[KVAmount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ def _bound(
     return None, ""
 
 
-def for_member(tenant: Effective, path: str, max_in_flight: int | None, max_queue: int | None) -> Effective:
+def for_member(
+    tenant: Effective, path: str, max_in_flight: int | None, max_queue: int | None, kv_limit: KVAmount | None = None
+) -> Effective:
     """`tenant`, made for the tenant's members in general, for the member `path`."""
     domain = f"member:{path}" if tenant.cache_domain == MEMBER_DOMAIN else tenant.cache_domain
     return Effective(
@@ -106,4 +112,5 @@ def for_member(tenant: Effective, path: str, max_in_flight: int | None, max_queu
         tenant.max_duration_s,
         tenant.max_wait_s,
         (Cap(path, max_in_flight, max_queue), *tenant.caps),
+        tenant.kv_limits if kv_limit is None else (kv_limit, *tenant.kv_limits),
     )

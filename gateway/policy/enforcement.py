@@ -28,7 +28,14 @@ def not_enforced(located: Located[PolicyFile]) -> list[Found]:
 
 def without_effect(located: Located[PolicyFile]) -> list[Found]:
     """A warning for each key that the rest of the file leaves nothing to decide."""
-    return [*_tier_keys(located), *_targets(located), *_weights(located), *_idle_scheduler_keys(located), *_bursts(located)]
+    return [
+        *_tier_keys(located),
+        *_targets(located),
+        *_weights(located),
+        *_idle_scheduler_keys(located),
+        *_bursts(located),
+        *_kv_quotas(located),
+    ]
 
 
 def _is_fair(file: PolicyFile) -> bool:
@@ -102,11 +109,11 @@ def _shares_its_band(name: str, file: PolicyFile) -> bool:
 def _idle_scheduler_keys(located: Located[PolicyFile]) -> Iterator[Found]:
     scheduler = located.value.scheduler
     if scheduler.plugin is not None:
-        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms", "predict_output"):
+        for key in ("tiers", "within_tier", "within_tenant", "preempt_gap_ms", "predict_output", "locality_window_ms"):
             if _written(located, "scheduler", key):
                 yield ("scheduler", key), "has no effect with scheduler.plugin"
         return
-    for key in ("preempt_gap_ms", "predict_output"):
+    for key in ("preempt_gap_ms", "predict_output", "locality_window_ms"):
         if _written(located, "scheduler", key) and not _is_fair(located.value):
             yield ("scheduler", key), _WITHOUT_FAIR
     decided = {TiersPolicy.FCFS: WithinTier.FCFS, TiersPolicy.FAIR: WithinTier.FAIR}.get(scheduler.tiers)
@@ -118,6 +125,19 @@ def _bursts(located: Located[PolicyFile]) -> Iterator[Found]:
     for where, part, _, _ in limited(located.value):
         if part.burst is not None and part.requests_per_minute is None and part.tokens_per_minute is None:
             yield (*where, "burst"), "has no effect without requests_per_minute or tokens_per_minute"
+
+
+def _kv_quotas(located: Located[PolicyFile]) -> Iterator[Found]:
+    """Blocks of a shared domain count for that, not for the node; members have blocks of their own only in domains of their
+    own."""
+    for entry in entries(located.value):
+        is_tenant = entry.above is not None
+        if is_tenant and entry.cache_domain not in ("tenant", "member"):
+            for key in ("kv_guarantee", "kv_limit"):
+                if _written(located, *entry.where, key):
+                    yield (*entry.where, key), f"has no effect: its blocks count for its cache_domain, {entry.cache_domain}"
+        if entry.cache_domain != "member" and _written(located, *entry.where, "members", "kv_limit"):
+            yield (*entry.where, "members", "kv_limit"), "has no effect without cache_domain member"
 
 
 def _written(located: Located[PolicyFile], *where: str | int) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import stat
 from pathlib import Path
 
+from fairlane.config.fields import Amount
 from fairlane.config.source import MAX_BYTES, UnreadableFile, read_file
 from fairlane.config.strict import Located, load_located
 from fairlane.errors import ConfigError
@@ -24,7 +25,7 @@ from fairlane.gateway.policy.schema import (
     TenantPart,
     TierPart,
 )
-from fairlane.scheduler.tenancy import Shaping, ShapingRule, Tier
+from fairlane.scheduler.tenancy import GroupShare, KVAmount, Shaping, ShapingRule, Tier
 
 
 def load_policy_file(path: str | Path, today: datetime.date | None = None) -> Policy:
@@ -90,7 +91,9 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
         cost=file.scheduler.cost,
         within_tenant=file.scheduler.within_tenant,
         plugin=file.scheduler.plugin or "",
+        groups=_groups(file),
         predict_output=file.scheduler.predict_output,
+        locality_window_ms=file.scheduler.locality_window_ms,
         defaults=RequestLimits(defaults.max_output_tokens, defaults.max_duration, defaults.max_wait),
         not_enforced=tuple(checks.in_file_order(located, enforcement.not_enforced(located))),
         source=located,
@@ -136,6 +139,8 @@ def _node(
         max_duration_s=part.max_duration,
         models=models,
         members=None if members is None else _template(members),
+        kv_guarantee=_kv_amount(part.kv_guarantee),
+        kv_limit=_kv_amount(part.kv_limit),
     )
 
 
@@ -149,7 +154,17 @@ def _template(part: MembersPart) -> MemberTemplate:
         max_wait_s=part.max_wait,
         max_output_tokens=part.max_output_tokens,
         max_duration_s=part.max_duration,
+        kv_limit=_kv_amount(part.kv_limit),
     )
+
+
+def _kv_amount(amount: Amount | None) -> KVAmount | None:
+    return None if amount is None else KVAmount(amount.share, amount.count)
+
+
+def _groups(file: PolicyFile) -> tuple[GroupShare, ...]:
+    shares = (GroupShare(name, _kv_amount(part.kv_guarantee), _kv_amount(part.kv_limit)) for name, part in file.groups.items())
+    return tuple(share for share in shares if share.kv_guarantee is not None or share.kv_limit is not None)
 
 
 def _principals(path: str, part: NodePart) -> dict[str, Principal]:

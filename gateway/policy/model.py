@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fairlane.gateway.policy.effective import MEMBER_DOMAIN, Cap, Effective, Level, RequestLimits, binding, for_member
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    GroupShare,
+    KVAmount,
+    NodeShare,
+    PolicySnapshot,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 if TYPE_CHECKING:
     from fairlane.config.strict import Located
@@ -51,6 +61,7 @@ class MemberTemplate:
     max_wait_s: float | None = None
     max_output_tokens: int | None = None
     max_duration_s: float | None = None
+    kv_limit: KVAmount | None = None
 
     def limits(self) -> RequestLimits:
         return RequestLimits(self.max_output_tokens, self.max_duration_s, self.max_wait_s)
@@ -78,6 +89,13 @@ class Node:
     max_duration_s: float | None = None
     models: tuple[str, ...] | None = None
     members: MemberTemplate | None = None
+    kv_guarantee: KVAmount | None = None
+    kv_limit: KVAmount | None = None
+
+    @property
+    def shared_domain(self) -> str:
+        """The cache domain that it shares with others, whose blocks count there; empty: its own."""
+        return "" if self.cache_domain == MEMBER_DOMAIN or self.cache_domain.startswith("tenant:") else self.cache_domain
 
     @property
     def is_tenant(self) -> bool:
@@ -103,9 +121,9 @@ class Principal:
 class Policy:
     """One checked policy file.
 
-    sha256: of the file's bytes, in hex. path: what the file is called in messages. tiers: in file order.
-    nodes: organisations and tenants by path, an organisation before its tenants. principals: by key hash (`hmac-sha256:...`).
-    aliases: alias to model name. not_enforced: a finding-like line for each key in the file that has no effect yet.
+    sha256: of the file's bytes, in hex. path: what the file is called in messages. tiers: in file order. nodes: organisations
+    and tenants by path, an organisation before its tenants. principals: by key hash (`hmac-sha256:...`). groups: those with KV
+    quotas. aliases: alias to model name. not_enforced: a finding-like line for each key in the file that has no effect yet.
     """
 
     sha256: str
@@ -122,7 +140,9 @@ class Policy:
     cost: CostName = CostName.TOKENS
     within_tenant: WithinTenant = WithinTenant.FCFS
     plugin: str = ""
+    groups: tuple[GroupShare, ...] = ()
     predict_output: bool = False
+    locality_window_ms: float = 0.0
     defaults: RequestLimits = _NO_LIMITS
     not_enforced: tuple[str, ...] = ()
     source: Located[PolicyFile] | None = field(default=None, repr=False, compare=False)
@@ -141,7 +161,8 @@ class Policy:
         if template is None or not member or "/" in member:
             raise KeyError(path)
         known = self._known.get((owner, tier, True)) or self._work_out(owner, tier, True)
-        return for_member(known, path, template.max_in_flight, template.max_queue)
+        kv_limit = template.kv_limit if known.cache_domain == MEMBER_DOMAIN else None
+        return for_member(known, path, template.max_in_flight, template.max_queue, kv_limit)
 
     def _work_out(self, path: str, tier: str, for_members: bool) -> Effective:
         lineage = self.lineage(path)
@@ -159,9 +180,17 @@ class Policy:
             max_duration_s=limits.max_duration_s,
             max_wait_s=limits.max_wait_s,
             caps=tuple(Cap(owner.path, owner.max_in_flight, owner.max_queue) for owner in lineage),
+            kv_limits=tuple(self._kv_limits(node)),
         )
         self._known[(path, tier, for_members)] = found
         return found
+
+    def _kv_limits(self, node: Node) -> Iterator[KVAmount]:
+        if not node.shared_domain:
+            yield from (owner.kv_limit for owner in self.lineage(node.path) if owner.kv_limit is not None)
+        for group in self.groups:
+            if node.shared_domain == f"group:{group.name}" and group.kv_limit is not None:
+                yield group.kv_limit
 
     def lineage(self, path: str) -> tuple[Node, ...]:
         """The organisation or tenant `path` and what is above it, itself first. Raises KeyError if there is no such node."""
@@ -191,6 +220,8 @@ class Policy:
             self.within_tenant,
             self.plugin,
             self.predict_output,
+            locality_window_ms=self.locality_window_ms,
+            groups=self.groups,
         )
 
     def with_principals(self, extra: Mapping[str, Principal]) -> Policy:
@@ -226,4 +257,8 @@ def _share(node: Node) -> NodeShare:
         max_running=node.max_running,
         member_weight=1.0 if members is None else members.weight,
         member_max_running=None if members is None else members.max_running,
+        kv_guarantee=node.kv_guarantee,
+        kv_limit=node.kv_limit,
+        member_kv_limit=None if members is None or node.cache_domain != MEMBER_DOMAIN else members.kv_limit,
+        shared_domain=node.shared_domain,
     )

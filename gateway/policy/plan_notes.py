@@ -87,6 +87,7 @@ def _order(old: Policy, new: Policy) -> Iterator[Note]:
         and before.within_tier is after.within_tier
         and before.preempt_gap_ms == after.preempt_gap_ms
         and before.predict_output == after.predict_output
+        and before.locality_window_ms == after.locality_window_ms
         and {tier.name: tier for tier in before.tiers} == {tier.name: tier for tier in after.tiers}
         and {share.path: share for share in before.nodes} == {share.path: share for share in after.nodes}
     )
@@ -178,6 +179,7 @@ def _node(was: Node, now: Node) -> Iterator[Note]:
         limit = getattr(now, key)
         if _lowered(getattr(was, key), limit):
             yield _cap(now.path, key, limit, node=was.path)
+    yield from _kv_quotas(was, now)
     if was.members is not None:
         yield from _members(was, was.members, now)
     if now.cache_domain != was.cache_domain:
@@ -185,6 +187,15 @@ def _node(was: Node, now: Node) -> Iterator[Note]:
         yield Note(now.path, message)
     if now.models is not None and (was.models is None or set(was.models) - set(now.models)):
         yield Note(now.path, f"new requests for other models than {', '.join(now.models)} get MODEL_NOT_FOUND")
+
+
+def _kv_quotas(was: Node, now: Node) -> Iterator[Note]:
+    if now.kv_limit is not None and now.kv_limit != was.kv_limit:
+        message = f"kv_limit {now.kv_limit}: streams above it lose their blocks at once and go on later"
+        yield Note(now.path, f"{message}; requests that could never fit end with KV_CAPACITY_EXCEEDED", node=was.path)
+    if now.kv_guarantee is not None and now.kv_guarantee != was.kv_guarantee:
+        message = f"kv_guarantee {now.kv_guarantee}: below it, it takes blocks back from whoever has borrowed"
+        yield Note(now.path, f"{message}, whatever their tier")
 
 
 def _allowed(was: Node, now: Node) -> Iterator[Note]:

@@ -68,6 +68,11 @@ class SchedulerPart:
     predict_output: Annotated[
         bool, Doc("Whether fair shares order by what a running request will probably still generate, too.")
     ] = False
+    locality_window_ms: Annotated[
+        float,
+        Bounds(0, 3_600_000),
+        Doc("How far behind, in ms of worker time, fair shares let requests fall for others whose prompts are cached."),
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,7 @@ class LimitsPart(RequestLimits):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersPart(LimitsPart):
     max_members: Annotated[int, Count(1, 1_000_000), Doc("How many are remembered at once; idle ones are forgotten.")] = 10_000
+    kv_limit: Annotated[Amount | None, ShareOrCount(), Doc("KV cache that each never exceeds, with cache_domain member.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +159,9 @@ class NodePart(LimitsPart):
     min: Annotated[Minimum, Doc("Share of worker cost over 10 s that its waiting work gets in any case.")] = 0.0
     ceil: Annotated[Ceiling | None, planned("The most of the worker's time it may take.")] = None
     kv_guarantee: Annotated[
-        Amount | None, ShareOrCount(), planned("KV cache it can always have back: a share of the pool, or tokens.")
+        Amount | None, ShareOrCount(), Doc("KV cache it can always have back: a share of the pool, or tokens.")
     ] = None
-    kv_limit: Annotated[Amount | None, ShareOrCount(), planned("KV cache it never exceeds: a share of the pool, or tokens.")] = (
-        None
-    )
+    kv_limit: Annotated[Amount | None, ShareOrCount(), Doc("KV cache it never exceeds: a share of the pool, or tokens.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +177,8 @@ class OrganisationPart(NodePart):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
     members: Annotated[tuple[NodePath, ...], Doc("Who may use the cache domain group:NAME.")]
-    kv_guarantee: Annotated[Amount | None, ShareOrCount(), planned("KV cache that its blocks can always have back.")] = None
-    kv_limit: Annotated[Amount | None, ShareOrCount(), planned("KV cache that its blocks never exceed.")] = None
+    kv_guarantee: Annotated[Amount | None, ShareOrCount(), Doc("KV cache that its blocks can always have back.")] = None
+    kv_limit: Annotated[Amount | None, ShareOrCount(), Doc("KV cache that its blocks never exceed.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,10 @@ def errors(located: Located[PolicyFile]) -> list[Found]:
         *_above_ceiling(located),
         *_guarantees(located),
         *_above_limit(located),
+        *_promised_above_limit(located),
         *_bursts(located),
         *_budgets(located),
+        *_window(located),
     ]
 
 
@@ -94,6 +96,15 @@ def _above_ceiling(located: Located[PolicyFile]) -> Iterator[Found]:
             yield (*where, "min"), f"{_percent(minimum)} is above {whose}, {_percent(ceiling)} at {place}"
 
 
+def _window(located: Located[PolicyFile]) -> Iterator[Found]:
+    scheduler = located.value.scheduler
+    window, gap = scheduler.locality_window_ms, scheduler.preempt_gap_ms
+    if gap is not None and window and window >= gap:
+        place = located.mark("scheduler", "preempt_gap_ms")
+        message = f"{window:g} is not below preempt_gap_ms, {gap:g} at {place}: whom it lets in could be evicted at once"
+        yield ("scheduler", "locality_window_ms"), message
+
+
 # -- KV cache --------------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +137,23 @@ def _guarantees(located: Located[PolicyFile]) -> Iterator[Found]:
     yield from _too_much(located, ("organisations",), "their kv_guarantee sum", top, 1.0, "100%")
 
 
+def _promised_above_limit(located: Located[PolicyFile]) -> Iterator[Found]:
+    """What tenants are promised together must fit under what their organisation may have."""
+    for organisation, below in _organisations(located.value):
+        limit = organisation.part.kv_limit
+        promised = [(c.path, c.part.kv_guarantee, (*c.where, "kv_guarantee")) for c in below if c.part.kv_guarantee is not None]
+        if limit is None or any(_exceeds(amount, limit) for _, amount, _ in promised):  # that one is told by itself
+            continue
+        place = located.mark(*organisation.where, "kv_limit")
+        of_kind = [(path, amount, where) for path, amount, where in promised if (amount.share is None) is (limit.share is None)]
+        total = Amount(sum(a.share or 0.0 for _, a, _ in of_kind), sum(a.count or 0 for _, a, _ in of_kind))
+        total = Amount(share=total.share) if limit.share is not None else Amount(count=total.count)
+        if _exceeds(total, limit):
+            places = ", ".join(f"{path} {_amount(amount)} at {located.mark(*where)}" for path, amount, where in of_kind)
+            message = f"its tenants' kv_guarantee sum to {_amount(total)}: at most its kv_limit, {_amount(limit)} at {place}"
+            yield (*organisation.where, "tenants"), f"{message}, is allowed ({places})"
+
+
 def _above_limit(located: Located[PolicyFile]) -> Iterator[Found]:
     pairs: list[tuple[Where, Amount | None, Where, Amount | None]] = [
         (("groups", name), part.kv_guarantee, ("groups", name), part.kv_limit) for name, part in located.value.groups.items()
@@ -145,7 +173,7 @@ def _exceeds(amount: Amount | None, other: Amount | None) -> bool:
     if amount is None or other is None:
         return False
     if amount.share is not None and other.share is not None:
-        return amount.share > other.share
+        return amount.share > other.share + _SLACK
     return amount.count is not None and other.count is not None and amount.count > other.count
 
 

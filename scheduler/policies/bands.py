@@ -9,15 +9,18 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
-from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.caps import RunningCaps, prefixes
 from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
 from fairlane.scheduler.policies.wait_tree import WaitTree
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
+
+# Leaves, and waiting sequences of them, that are compared by what is cached of them.
+MOST_LINES, MOST_RIVALS = 8, 64
 
 
 class Stay(NamedTuple):
@@ -54,6 +57,7 @@ class BandPolicy:
             band = {name: number + 1 for name, number in band.items()}
         self._tiers = {tier.name: tier for tier in snapshot.tiers}
         self._band = band
+        self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
         self._trees = [
@@ -71,10 +75,13 @@ class BandPolicy:
         self._promotions: list[tuple[float, int, RequestId]] = []
         self._tickets = 0
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
+        self._window_ms = snapshot.locality_window_ms if self._fair else 0.0
+        self._prices: Cost = TokensCost()
         self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
         self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
+        self.predicts = self._fair and snapshot.predict_output
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -126,6 +133,7 @@ class BandPolicy:
 
     def plan(self, view: BatchView) -> StepPlan:
         """No shaping but for deadlines."""
+        self._prices = view.prices
         if self._min.guarantees:
             passing = bool(view.prefilling) or self._min.has_unserved
             self._set_backlogged(view.prefilling)
@@ -178,7 +186,11 @@ class BandPolicy:
         own, other = self._band_of(candidate), self._band[victim.request.tier]
         if own != other:
             return own > other
-        return self.leads_evict and self._gap.is_exceeded(self._tree(victim).gap(candidate, victim))
+        if not self.leads_evict:
+            return False
+        lead = self._tree(victim).gap(candidate, victim)
+        # Whoever evicts pays for the recompute: more than the lead, and it would be the one that is ahead.
+        return self._gap.is_exceeded(lead) and lead > self._prices.chunk(0, victim.num_computed_tokens)
 
     def could_preempt(self, tier: str, others: Iterable[str]) -> bool:
         own = self._band[tier]
@@ -211,9 +223,31 @@ class BandPolicy:
         return None
 
     def _peek_owed(self) -> Sequence | None:
-        places = [(tree, names) for g in self._min.owed for names in g.places(self._tiers) for tree in self._trees]
+        owed = (g for g in self._min.owed if g.tier is not None or not self._caps.keeps_out("/".join(g.names)))
+        places = [(tree, names) for g in owed for names in g.places(self._tiers) for tree in self._trees]
         heads = [(tree.place_of(head), head) for tree, names in places if (head := tree.peek(names)) is not None]
         return min(heads, key=lambda found: found[0])[1] if heads else None
+
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        """Within the locality window of fair shares; none for a head that goes by age, by a minimum share, or too late."""
+        if not self._window_ms or self._stays[head.request_id].risen or self._min.is_owed(head.payer):
+            return []
+        lines = self._tree(head).lines_within(self._window_ms * self._gap.cost_per_ms, MOST_LINES)
+        return [one for line in lines for one in line.first(MOST_RIVALS // len(lines))]
+
+    def peek_below(self, path: str) -> Sequence | None:
+        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+            return None
+        names = tuple(path.split("/"))
+        places = [(name, *names) for name in self._tiers] if self._by_tier else [names]
+        heads = [head for tree in self._trees for place in places if (head := tree.peek(place)) is not None]
+        return min(heads, key=self.rank, default=None)
+
+    def hold(self, path: str) -> None:
+        self._caps.hold(path)
+
+    def let_go(self, path: str) -> None:
+        self._caps.let_go(path)
 
     def pop(self, sequence: Sequence) -> None:
         stay = self._stays[sequence.request_id]

@@ -3,11 +3,12 @@ invariants and asks; a policy owns the waiting queue and answers. Every call is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlane.scheduler.cost import Ledger, Rate
+from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.request import Payer, Sequence
 
 Rank = tuple[float, ...]
@@ -17,12 +18,23 @@ Rank = tuple[float, ...]
 class BatchView:
     """What a policy may know of the batch when it plans a step.
 
-    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute.
+    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
+    work is charged. num_steps: that the engine has scheduled before.
     """
 
     token_budget: int
     running: Mapping[str, int]
     prefilling: Mapping[str, int]
+    prices: Cost = field(default_factory=TokensCost)
+    num_steps: int = 0
+
+    @classmethod
+    def of(
+        cls, sequences: Iterable[Sequence], running: Mapping[str, int], token_budget: int, prices: Cost, num_steps: int
+    ) -> BatchView:
+        """sequences: all that run and may have more than one token to compute."""
+        prefilling = Counter(one.request.tier for one in sequences if one.num_pending_tokens > 1)
+        return cls(token_budget, running, prefilling, prices, num_steps)
 
 
 @dataclass(slots=True)
@@ -48,6 +60,8 @@ class Policy(Protocol):
     ranks_change: bool
     # Whether may_preempt() may come to be true for two sequences by what is charged alone.
     leads_evict: bool
+    # Whether it goes by Sequence.expected_charge; it is not worked out for others.
+    predicts: bool
 
     def begin_step(self, now_s: float) -> None:
         """Time-driven changes (ageing, windows) happen here and nowhere else in a step."""
@@ -72,11 +86,25 @@ class Policy(Protocol):
     def peek(self) -> Sequence | None:
         """The best waiting sequence not skipped in this step."""
 
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        """A few other waiting sequences that may take the turn of what peek() returned, if more of their prompts is cached.
+        Policies of entry points are not asked."""
+
+    def peek_below(self, path: str) -> Sequence | None:
+        """The best waiting sequence of a node of the ownership tree and all below it, whoever else goes before it; None if a cap
+        keeps them from running. Nodes held back above `path` do not matter."""
+
+    def hold(self, path: str) -> None:
+        """Until let_go(), neither peek() nor rivals() gives anybody of this node or below it."""
+
+    def let_go(self, path: str) -> None:
+        """Undoes hold(); nothing to undo is fine."""
+
     def pop(self, sequence: Sequence) -> None:
-        """Removes what peek() returned."""
+        """Removes what peek() or peek_below() returned, or a rival."""
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets what peek() returned aside until end_step()."""
+        """Sets what peek() or peek_below() returned, or a rival, aside until end_step(): none of them gives it again."""
 
     def close(self, sequence: Sequence) -> None:
         """Until end_step(), peek() gives nobody who has no right to overtake this waiting head."""

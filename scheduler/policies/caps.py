@@ -1,5 +1,6 @@
-"""`max_running`: how many sequences of a node, and of everything below it, hold KV at once. Counts are over all tiers and
-bands, so they stand apart from the queues; a queue that finds a node full parks it here and is called when room comes."""
+"""`max_running`: how many sequences of a node, and of everything below it, hold KV at once; and nodes that the engine holds
+back, because a limit on KV cache is reached. Counts are over all tiers and bands, so they stand apart from the queues; a queue
+that finds a node full parks it here and is called when room comes."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class RunningCaps:
         self._shares = shares
         self._capped = any(s.max_running is not None or s.member_max_running is not None for s in shares.values())
         self._counts: dict[str, int] = {}
+        self._held: set[str] = set()
         self._parked: dict[str, dict[int, tuple[Any, Callable[[Any], None]]]] = {}
 
     def add(self, path: str) -> None:
@@ -41,10 +43,29 @@ class RunningCaps:
                 self._counts[prefix] = count
             else:
                 del self._counts[prefix]
-            for waiter, wake in self._parked.pop(prefix, {}).values():
-                wake(waiter)
+            self._wake(prefix)
+
+    def hold(self, path: str) -> None:
+        """The node is full until let_go(), whatever runs."""
+        self._held.add(path)
+
+    def let_go(self, path: str) -> None:
+        self._held.discard(path)
+        self._wake(path)
+
+    def _wake(self, path: str) -> None:
+        for waiter, wake in self._parked.pop(path, {}).values():
+            wake(waiter)
 
     def is_full(self, path: str) -> bool:
+        return path in self._held or (self._capped and self.has_max_running(path))
+
+    def keeps_out(self, path: str) -> bool:
+        """Whether the node or one above it is full."""
+        return any(self.is_full(prefix) for prefix in prefixes(path))
+
+    def has_max_running(self, path: str) -> bool:
+        """Whether as many run as may."""
         if not self._capped:
             return False
         cap = self._cap(path)

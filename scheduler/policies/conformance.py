@@ -18,16 +18,23 @@ from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime, crc_token
+from fairlane.scheduler.kv_quotas import make_quotas
 from fairlane.scheduler.policies.guard import GuardedPolicy
 from fairlane.scheduler.policies.plugins import PolicyFactory
 from fairlane.scheduler.request import Request, RequestId
 from fairlane.scheduler.scheduler import SchedulerLimits
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import KVAmount, NodeShare, PolicySnapshot, Tier, TiersPolicy
 
 _VOCAB = 50_000
 _BLOCK_SIZE = 8
 _TIERS = (Tier("gold", 100), Tier("standard", 50, weight=3.0, patience_s=0.5), Tier("batch", 10, min_share=0.05))
 _CAPPED = NodeShare("a/x", max_running=2)
+_LIMIT = 13  # blocks: the largest request
+_WITH_QUOTAS = (
+    NodeShare("a", kv_guarantee=KVAmount(share=0.4)),
+    NodeShare("a/x", max_running=2, kv_limit=KVAmount(tokens=_LIMIT * _BLOCK_SIZE)),
+    NodeShare("b/z", kv_guarantee=KVAmount(share=0.2)),
+)
 
 
 class ConformanceError(AssertionError):
@@ -37,21 +44,24 @@ class ConformanceError(AssertionError):
 def check_policy(make: PolicyFactory, *, histories: int = 60, seed: int = 0) -> None:
     """Raises ConformanceError unless, in so many histories of arrivals, cancels, evictions and shortages, the policy answers
     every call as the Policy protocol says, keeps `max_running`, and every request gets exactly its tokens, in a bounded number
-    of steps.
+    of steps. Every other history has KV quotas.
     """
     for number in range(histories):
         try:
-            _run(make, random.Random(seed * 1_000_003 + number), depth=number % 3)  # noqa: S311 to be repeated
+            draw = random.Random(seed * 1_000_003 + number)  # noqa: S311 to be repeated
+            _run(make, draw, depth=number % 3, with_quotas=number % 2 > 0)
         except ConformanceError as error:
             raise ConformanceError(f"history {number} of seed {seed}: {error}") from error
 
 
-def _run(make: PolicyFactory, draw: random.Random, depth: int) -> None:
-    snapshot = PolicySnapshot(1, "0" * 64, TiersPolicy.VIP, _TIERS, nodes=(_CAPPED,))
+def _run(make: PolicyFactory, draw: random.Random, depth: int, *, with_quotas: bool) -> None:
+    snapshot = PolicySnapshot(1, "0" * 64, TiersPolicy.VIP, _TIERS, nodes=_WITH_QUOTAS if with_quotas else (_CAPPED,))
     asked = list(_requests(draw))
     driver = _driver(draw, snapshot, depth)
     policy = GuardedPolicy(make(snapshot), snapshot)
-    driver.scheduler.apply_policy(policy, 1)
+    blocks, limits = driver.blocks, driver.scheduler.limits
+    quotas = make_quotas(snapshot, blocks.num_usable_blocks, blocks.block_size, limits.watermark_blocks)
+    driver.scheduler.apply_policy(policy, 1, quotas=quotas)
     driver.add_at_arrival(asked)
     cancelled = {draw.choice(asked).request_id for _ in range(draw.randint(0, 3))}
     for request_id in cancelled:
@@ -63,6 +73,8 @@ def _run(make: PolicyFactory, draw: random.Random, depth: int) -> None:
             raise ConformanceError(policy.fault)
         if driver.scheduler.census.running_by_node.copy().get("a/x", 0) > 2:
             raise ConformanceError("a node has more sequences running than its max_running")
+        if with_quotas and blocks.used_by("tenant:a/x") > _LIMIT:
+            raise ConformanceError("a node has more KV cache than its kv_limit")
         if turns > 20_000:
             raise ConformanceError(f"{driver.scheduler.num_unfinished} requests are not served however long they wait")
         if not driver.scheduler.num_unfinished:

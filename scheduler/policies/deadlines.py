@@ -9,6 +9,7 @@ due late may have to start before a short one that is due soon, which is then to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from copy import copy
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
@@ -151,8 +152,8 @@ class Deadlines:
             self._pace.observe(num_tokens, elapsed_s)
 
     def take_over(self, previous: Deadlines) -> None:
-        """Starts with another's idea of the worker's speed."""
-        self._pace, self._budget = previous._pace, previous._budget
+        """Starts with another's idea of the worker's speed; either goes on for itself."""
+        self._pace, self._budget = copy(previous._pace), previous._budget
 
 
 def _has_begun(sequence: Sequence) -> bool:

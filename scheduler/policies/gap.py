@@ -20,6 +20,11 @@ class PreemptGap:
         """Whether there is a θ at all."""
         return self._gap_ms is not None
 
+    @property
+    def cost_per_ms(self) -> float:
+        """Cost units in a millisecond of worker time, of recent steps; 0 while nothing was measured."""
+        return self._cost_per_ms
+
     def observe(self, cost: int, elapsed_s: float) -> None:
         """One step's cost and time."""
         self._largest_step = max(float(cost), self._largest_step * (1 - _SMOOTHING))

@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import isnan
 from types import MappingProxyType
 from typing import Any
 
 from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.base import BatchView, Policy, Rank, StepPlan
+from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.policies.fcfs import FCFSPolicy
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot
@@ -43,6 +45,7 @@ class GuardedPolicy:
 
     ranks_change = True  # whatever the policy says: ranks are asked for in every step
     leads_evict = True  # and so is who may evict
+    predicts = True  # it may look at what is expected
 
     def __init__(self, policy: Policy, snapshot: PolicySnapshot, *, timer: Callable[[], float] = time.perf_counter) -> None:
         self.fault = ""
@@ -52,6 +55,7 @@ class GuardedPolicy:
         self._waiting: dict[RequestId, tuple[Sequence, float]] = {}
         self._running: dict[RequestId, Sequence] = {}
         self._set_aside: set[Sequence] = set()
+        self._held: set[str] = set()
         self.name = str(policy.name)
 
     # -- time and shape ------------------------------------------------------------------------------------------------
@@ -65,7 +69,8 @@ class GuardedPolicy:
 
     def plan(self, view: BatchView) -> StepPlan:
         running, prefilling = MappingProxyType(dict(view.running)), MappingProxyType(dict(view.prefilling))
-        plan: StepPlan = self._ask("plan", lambda plan: _is_plan(plan, view), BatchView(view.token_budget, running, prefilling))
+        shown = replace(view, running=running, prefilling=prefilling)
+        plan: StepPlan = self._ask("plan", lambda plan: _is_plan(plan, view), shown)
         return plan
 
     def skip_step(self, now_s: float) -> None:
@@ -110,11 +115,29 @@ class GuardedPolicy:
         head: Sequence | None = self._ask("peek", self._may_be_head)
         return head
 
+    def peek_below(self, path: str) -> Sequence | None:
+        def is_right(answer: Any) -> bool:
+            return answer is None or (self._may_be_head(answer) and path in prefixes(answer.request.tenant))
+
+        head: Sequence | None = self._ask("peek_below", is_right, path)
+        return head
+
+    def hold(self, path: str) -> None:
+        self._held.add(path)
+        self._tell("hold", path)
+
+    def let_go(self, path: str) -> None:
+        self._held.discard(path)
+        self._tell("let_go", path)
+
     def _may_be_head(self, head: Any) -> bool:
         if head is None:  # nobody, though all wait and nothing runs or was passed over: they would wait for ever
-            return not self._waiting or bool(self._running) or bool(self._set_aside)
+            return not self._waiting or bool(self._running) or bool(self._set_aside) or bool(self._held)
         known = self._waiting.get(head.request_id) if isinstance(head, Sequence) else None
         return known is not None and known[0] is head and head not in self._set_aside
+
+    def rivals(self, head: Sequence) -> list[Sequence]:
+        return []  # somebody else's policy says with peek() who is next
 
     def pop(self, sequence: Sequence) -> None:
         self._tell("pop", sequence)
@@ -205,6 +228,8 @@ class GuardedPolicy:
             self._policy.push(sequence, since_s)
         for sequence in self._running.values():
             self._policy.adopt(sequence)
+        for path in self._held:
+            self._policy.hold(path)
 
 
 def _own(sequence: Sequence) -> tuple[Sequence, tuple[Any, ...]]:

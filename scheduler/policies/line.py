@@ -48,9 +48,11 @@ class Line:
         heap = self._heap
         while heap:
             member = self._live(heap[0])
-            if member is not None:
+            if member is not None and member.place not in self._aside:
                 return member
-            heappop(heap)
+            entry = heappop(heap)
+            if member is not None:
+                self._skipped.append(entry)
         return None
 
     def place(self) -> int:
@@ -69,6 +71,7 @@ class Line:
         """Removes a member, set aside or not; its place goes with it. KeyError if it is not one."""
         del self._members[sequence.request_id]
         del self._owners[sequence.place]
+        self._aside.discard(sequence.place)
         stored = max(len(self._heap), len(self._places))
         if stored > 64 and stored > 2 * len(self._members):
             self._heap = [entry for entry in self._heap if self._live(entry) is not None]
@@ -94,13 +97,27 @@ class Line:
         self._owners[owner.place] = owner
         heappush(self._places, owner.place)
 
-    def skip(self) -> None:
-        """Sets the head aside until restore(); it stays a member. LookupError when there is none."""
-        head = self.head()
-        if head is None:
-            raise LookupError("nothing to skip")
-        self._skipped.append(heappop(self._heap))
-        self._aside.add(head.place)
+    def first(self, most: int) -> list[Sequence]:
+        """Members not set aside that are as urgent as the head, itself the first: alike but for their arrival. At most so many,
+        of the first entries of the heap."""
+        if self.head() is None:
+            return []
+        heap, found, places = self._heap, list[Sequence](), [0]
+        for place in places:
+            if place >= len(heap) or heap[place][:2] != heap[0][:2]:
+                continue  # nor is anybody below it in the heap as urgent
+            member = self._live(heap[place])
+            if member is not None and member.place not in self._aside:
+                found.append(member)
+            if len(places) < 4 * most:
+                places += (2 * place + 1, 2 * place + 2)
+        return found[:most]
+
+    def skip(self, sequence: Sequence) -> None:
+        """Sets a member aside until restore(); it stays one. KeyError if it is none."""
+        if sequence.request_id not in self._members:
+            raise KeyError(sequence.request_id)
+        self._aside.add(sequence.place)
 
     def restore(self) -> None:
         """Ends the step: what was set aside is in order again."""

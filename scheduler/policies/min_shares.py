@@ -90,6 +90,7 @@ class MinShares:
             self._debts.add_costs(costs, costs.get(_ALL, 0))
 
     def take_over(self, previous: MinShares) -> None:
+        """Goes on from what another has counted; either goes on for itself."""
         self._debts.take_over(previous._debts)
 
 

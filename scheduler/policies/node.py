@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class SteadyCost:
-    """What every decoding sequence of a tree has been charged so far, in cost units and by ledger: so much each, and so much per
-    token of its own; all the tree's nodes share one. `steps` tells whether anything was charged since."""
+    """What every decoding sequence of a tree has been charged so far, in cost units: `totals`, as WORK so much each and so much
+    per token of its own, then the same as HELD. All the tree's nodes share one; it is another tuple after every charge."""
 
-    __slots__ = ("per_sequence", "per_token", "steps")
+    __slots__ = ("totals",)
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.per_sequence = [0, 0]
-        self.per_token = [0, 0]
+        self.totals = (0, 0, 0, 0)
 
     def charge(self, rate: Rate, ledger: Ledger) -> None:
         """By `rate`, for tokens as they were named to Node.decode()."""
-        self.steps += 1
-        self.per_sequence[ledger] += rate.per_sequence
-        self.per_token[ledger] += rate.per_token
+        work, work_per_token, held, held_per_token = self.totals
+        if ledger is Ledger.WORK:
+            self.totals = (work + rate.per_sequence, work_per_token + rate.per_token, held, held_per_token)
+        else:
+            self.totals = (work, work_per_token, held + rate.per_sequence, held_per_token + rate.per_token)
 
 
 class Node:
@@ -44,7 +44,6 @@ class Node:
         "_expected",
         "_lifted",
         "_settled",
-        "_settled_steps",
         "_steady",
         "_used",
         "_v",
@@ -80,8 +79,7 @@ class Node:
         self._lifted = 0.0
         self._v = 0.0
         self._steady = steady
-        self._settled_steps = steady.steps
-        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
+        self._settled = steady.totals
         self.decoding = 0
         self.tokens = 0
         self.peak = 0.0
@@ -99,20 +97,20 @@ class Node:
     @property
     def v(self) -> float:
         """Its counter, in cost units: the larger ledger over weight, and what it was lifted by."""
-        if self._settled_steps != self._steady.steps:
+        if self._settled is not self._steady.totals:
             self._settle()
         return self._v
 
     @property
     def charged_v(self) -> float:
         """The same without what is only expected."""
-        if self._settled_steps != self._steady.steps:
+        if self._settled is not self._steady.totals:
             self._settle()
         return self._lifted + max(self._used) / self.weight
 
     def charge(self, cost: int, ledger: Ledger, came: int) -> None:
         """came: how much of it was expected of a running sequence, or would have been."""
-        if self._settled_steps != self._steady.steps:
+        if self._settled is not self._steady.totals:
             self._settle()
         self._used[ledger] += cost
         self._came += came
@@ -121,7 +119,7 @@ class Node:
 
     def expect(self, cost: int, came: int) -> None:
         """One more running sequence, of which `cost` is expected; or one less (negative), and what it was charged meanwhile."""
-        if self._settled_steps != self._steady.steps:
+        if self._settled is not self._steady.totals:
             self._settle()
         self._expected += cost
         self._came += came
@@ -147,18 +145,14 @@ class Node:
         return (work if work > held else held) / self.weight
 
     def _settle(self) -> None:
-        steady = self._steady
+        before, totals = self._settled, self._steady.totals
         if self.decoding:
-            sequences, tokens = self._settled
-            for ledger in Ledger:
-                each = steady.per_sequence[ledger] - sequences[ledger]
-                owed = self.decoding * each + self.tokens * (steady.per_token[ledger] - tokens[ledger])
-                self._used[ledger] += owed
-                if ledger is Ledger.WORK:
-                    self._came += owed
+            owed = self.decoding * (totals[0] - before[0]) + self.tokens * (totals[1] - before[1])
+            self._came += owed
+            self._used[Ledger.WORK] += owed
+            self._used[Ledger.HELD] += self.decoding * (totals[2] - before[2]) + self.tokens * (totals[3] - before[3])
             self._v = self._lifted + self._claim()
-        self._settled_steps = steady.steps
-        self._settled = (steady.per_sequence.copy(), steady.per_token.copy())
+        self._settled = totals
 
     @property
     def highest_v(self) -> float:

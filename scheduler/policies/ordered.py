@@ -26,6 +26,7 @@ class OrderedPolicy(ABC):
     name = "ordered"
     ranks_change = False
     leads_evict = False
+    predicts = False
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         self.tiers = {tier.name: tier for tier in snapshot.tiers}
@@ -34,6 +35,7 @@ class OrderedPolicy(ABC):
         self._stays: dict[RequestId, int] = {}
         self._heap: list[Entry] = []
         self._aside: list[Entry] = []
+        self._skipped: set[RequestId] = set()
         self._closed = False
         self._entries = 0
 
@@ -82,11 +84,30 @@ class OrderedPolicy(ABC):
             _, stay, sequence = self._heap[0]
             if self._stays.get(sequence.request_id) != stay:
                 heappop(self._heap)
-            elif any(self._caps.is_full(path) for path in prefixes(sequence.request.tenant)):
+            elif sequence.request_id in self._skipped or self._caps.keeps_out(sequence.request.tenant):
                 self._aside.append(heappop(self._heap))
             else:
                 return sequence
         return None
+
+    def peek_below(self, path: str) -> Sequence | None:
+        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+            return None
+        below = [
+            entry
+            for entry in (*self._heap, *self._aside)
+            if self._stays.get(entry[2].request_id) == entry[1]
+            and entry[2].request_id not in self._skipped
+            and path in prefixes(entry[2].request.tenant)
+            and not any(self._caps.is_full(prefix) for prefix in prefixes(entry[2].request.tenant) if len(prefix) > len(path))
+        ]
+        return min(below)[2] if below else None
+
+    def hold(self, path: str) -> None:
+        self._caps.hold(path)
+
+    def let_go(self, path: str) -> None:
+        self._caps.let_go(path)
 
     def pop(self, sequence: Sequence) -> None:
         del self._stays[sequence.request_id]
@@ -94,7 +115,7 @@ class OrderedPolicy(ABC):
         self._caps.add(sequence.request.tenant)
 
     def skip(self, sequence: Sequence) -> None:
-        self._aside.append(heappop(self._heap))
+        self._skipped.add(sequence.request_id)
 
     def close(self, sequence: Sequence) -> None:
         self._closed = True
@@ -108,6 +129,7 @@ class OrderedPolicy(ABC):
         for entry in self._aside:
             heappush(self._heap, entry)
         self._aside.clear()
+        self._skipped.clear()
 
     def num_waiting(self) -> int:
         return len(self._stays)

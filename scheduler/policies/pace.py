@@ -39,7 +39,8 @@ class Pace:
         self._seconds = self._seconds * _DECAY + elapsed_s
         self._tokens2 = self._tokens2 * _DECAY + num_tokens * num_tokens
         self._both = self._both * _DECAY + num_tokens * elapsed_s
-        mean, mean_s = self._mean, _ = self._tokens / self._weight, self._seconds / self._weight
+        mean, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        self._mean = mean
         variance = self._tokens2 / self._weight - mean * mean
         if variance > _SPREAD * mean * mean:
             self.token_s = max(0.0, (self._both / self._weight - mean * mean_s) / variance)

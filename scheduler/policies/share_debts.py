@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 
 # What is paid in advance counts up to this part of what is due in a window: with `min` exact, the least in any window.
 _ADVANCE = 0.04
@@ -93,9 +94,10 @@ class ShareDebts:
             entry[1] += total
 
     def take_over(self, previous: ShareDebts) -> None:
-        """Starts with another's debts, of the accounts that this one has, too."""
+        """Starts with another's debts, of the accounts that this one has, too; either goes on for itself."""
         kept = self._shares.keys()
         self._debts = {account: debt for account, debt in previous._debts.items() if account in kept}
-        self._new, self._buckets, self._recent = previous._new, previous._buckets, previous._recent
+        self._new, self._buckets = deepcopy(previous._new), deepcopy(previous._buckets)
+        self._recent = previous._recent.copy()
         self.owed = previous.owed & kept
         self._backlogged = previous._backlogged & kept

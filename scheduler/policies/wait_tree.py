@@ -83,6 +83,21 @@ class WaitTree:
         leaf = None if node is None or (names and self.root.children[names[0]].closed) else self._best_leaf(node)
         return leaf.line.head() if leaf is not None and leaf.line is not None else None
 
+    def lines_within(self, lead: float, most: int) -> list[Line]:
+        """FAIR: of leaves that are ahead, at every level, of the one whose turn it is there by at most `lead`, in cost of that
+        one's weight; at most so many, and at each level only those that are first found of very many."""
+        found: list[Line] = []
+        nodes = [self.root]
+        while nodes and len(found) < most:
+            node = nodes.pop()
+            if node.line is not None:
+                found.append(node.line)
+                continue
+            best = self._best_child(node)
+            if best is not None:
+                nodes += self._children_to(node, best.v + lead / best.weight, most)
+        return found
+
     def num_queued(self, names: tuple[str, ...] = ()) -> int:
         """Waiting sequences below the node with these names."""
         node = self._find(names)
@@ -112,11 +127,11 @@ class WaitTree:
             self._offer(leaf)
 
     def skip(self, sequence: Sequence) -> None:
-        """Sets the head of its line aside until restore()."""
+        """Sets it aside until restore()."""
         leaf = self._leaf(sequence)
         if leaf.line is None:
             raise LookupError("nothing to skip")
-        leaf.line.skip()
+        leaf.line.skip(sequence)
         self._touched.append(leaf)
 
     def close(self, tiers: frozenset[str] | None) -> None:
@@ -139,12 +154,17 @@ class WaitTree:
 
     def rank(self, sequence: Sequence, *, waiting: bool) -> Rank:
         """By arrival: its place. FAIR: counter and id at each level, then the place; peek() returns the smallest."""
-        leaf = self._leaf(sequence)
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        levels = [(node.v, node.uid) for node in up(leaf) if node.parent is not None]
-        return (*(part for level in reversed(levels) for part in level), place)
+        parts: list[float] = [place]
+        node = self._leaf_of(sequence.payer)
+        while node.parent is not None:
+            parts.append(node.uid)
+            parts.append(node.v)
+            node = node.parent
+        parts.reverse()
+        return tuple(parts)
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""
@@ -253,7 +273,7 @@ class WaitTree:
         return node
 
     def _leaf_of(self, payer: Payer) -> Node:
-        key = self.leaf_key(payer)
+        key = payer if self._by_tier else payer.tenant  # leaf_key(), without the call
         leaf = self._leaves.get(key)
         if leaf is not None:
             return leaf
@@ -339,6 +359,23 @@ class WaitTree:
                 node.entered = current
                 heapreplace(heap, (current, node.uid, node))
         return None
+
+    def _children_to(self, parent: Node, v: float, most: int) -> list[Node]:
+        """Children with a head and a counter of v at most, the nearest last, of the first entries of the heap. An entry's key may
+        be too small, never too large, so what is beyond v, and below that in the heap, need not be looked at."""
+        heap, found = parent.heap, dict[int, Node]()
+        places = [0]
+        for place in places:
+            if place >= len(heap) or heap[place][0] > v:
+                continue
+            key, uid, node = heap[place]
+            if key == node.entered and parent.children.get(node.name) is node:
+                current = self._key(node)
+                if current is not None and current <= v and not (node.path and self._caps.is_full(node.path)):
+                    found[uid] = node
+            if len(places) < 2 * most:
+                places += (2 * place + 1, 2 * place + 2)
+        return sorted(found.values(), key=lambda node: (-node.v, -node.uid))
 
     def _leave_heap(self, parent: Node) -> None:
         heappop(parent.heap)[2].entered = None

@@ -55,7 +55,7 @@ class Planned:
             asked.max_tokens or asked.output_tokens,
             SamplingParams(seed=self.number),
             stop_token_ids=_STOPS if self.stops else frozenset(),
-            cache_domain=f"tenant:{self.account.node}" if self.is_cached else "",
+            cache_domain=asked.cache_domain or f"tenant:{self.account.node}",
             cache_mode=CacheMode.READ_WRITE if self.is_cached else CacheMode.NONE,
             arrival_s=asked.arrival_s,
             deadline_s=deadline_s,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from fairlane.scheduler.cache_domain import unframed
 from fairlane.scheduler.simulator.fairness import Window, entitled, jain, relative_weights, service_differences
 from fairlane.scheduler.simulator.outcome import Outcome
 from fairlane.scheduler.simulator.simulation import SimResult
@@ -31,12 +32,12 @@ class Metric(Enum):
     ENTITLED_SHARE = "entitled_share"  # of nodes
     PREEMPTIONS = "preemptions"
     RECOMPUTED_TOKENS = "recomputed_tokens"
+    KV_USED_MEAN = "kv_used_mean"  # of everything and of nodes, part of the pool
+    KV_USED_MAX = "kv_used_max"
     JAIN = "jain"  # of everything, as are those below
     SERVICE_DIFFERENCE_MAX = "service_difference_max"
     SERVICE_DIFFERENCE_AVG = "service_difference_avg"
     RECOMPUTE_TAX = "recompute_tax"
-    KV_USED_MEAN = "kv_used_mean"
-    KV_USED_MAX = "kv_used_max"
     BUSY = "busy"
 
 
@@ -76,7 +77,9 @@ def report(result: SimResult, weights: Mapping[str, float]) -> Report:
     due = entitled(demand, parts, total)
     tiers = {tier: _figures(result, outcomes, "tier", tier, total) for tier, outcomes in by_tier.items()}
     nodes = {node: _figures(result, outcomes, "node", node, total) for node, outcomes in by_node.items()}
+    kv = _kv_by_node(result)
     for node, figures in nodes.items():
+        figures[Metric.KV_USED_MEAN], figures[Metric.KV_USED_MAX] = kv.get(node, (0.0, 0.0))
         figures[Metric.ENTITLED_SHARE] = due[node] / total if total else 0.0
     overall = _figures(result, [o for outcomes in by_tier.values() for o in outcomes], None, "", total)
     served = service_by_node(result)
@@ -89,6 +92,17 @@ def report(result: SimResult, weights: Mapping[str, float]) -> Report:
     overall[Metric.KV_USED_MEAN], overall[Metric.KV_USED_MAX] = sum(used) / len(used), max(used)
     overall[Metric.BUSY] = min(1.0, result.busy_s / (result.duration_s * result.num_workers))
     return Report(overall, tiers, nodes, result.digest, result.num_steps, result.duration_s)
+
+
+def _kv_by_node(result: SimResult) -> dict[str, tuple[float, float]]:
+    """Mean and most of the pool that each node's own cache domain had. What a group shares counts for none of its nodes."""
+    pool, found = result.num_blocks * result.num_workers, dict[str, tuple[float, float]]()
+    for domain in {domain for sample in result.samples for domain in sample.blocks_by_domain}:
+        kind, _, node = unframed(domain).partition(":")
+        if kind in ("tenant", "member"):
+            used = [sample.blocks_by_domain.get(domain, 0) / pool for sample in result.samples]
+            found[node] = sum(used) / len(used), max(used)
+    return found
 
 
 def service_by_node(result: SimResult) -> dict[str, float]:

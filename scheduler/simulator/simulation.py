@@ -4,7 +4,8 @@ workload, the policy and the shape; there is no chance in here."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -30,13 +31,15 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At time_s: service so far by account, those waiting and running, and used KV blocks, over all workers."""
+    """At time_s: service so far by account, those waiting and running, and used KV blocks, over all workers, in all and by cache
+    domain."""
 
     time_s: float
     service: dict[Account, int]
     waiting: int
     running: int
     blocks_used: int
+    blocks_by_domain: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -207,8 +210,10 @@ class Simulation:
             worker.executor.settle()
         waiting = sum(worker.scheduler.policy.num_waiting() for worker in self.workers)
         running = sum(len(worker.scheduler.running) for worker in self.workers)
-        blocks = sum(worker.blocks.num_used_blocks for worker in self.workers)
-        self.samples.append(Sample(time_s, self.meter.service(), waiting, running, blocks))
+        blocks = Counter[str]()
+        for worker in self.workers:
+            blocks.update(worker.blocks.domains())
+        self.samples.append(Sample(time_s, self.meter.service(), waiting, running, blocks.total(), blocks))
 
     def _result(self, end_s: float) -> SimResult:
         if self._sample_s > 0:

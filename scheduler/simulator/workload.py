@@ -13,7 +13,7 @@ class SimRequest:
     node: "organisation/tenant" or below. output_tokens: what it will generate; nobody is told but the executor. max_tokens: what
     it asked for at most; None: exactly that many. prefix: ids of its leading blocks of prefix_block tokens; equal ids at equal
     places after equal ones are equal text. cancel_after_s: when its client gives up, after arrival. max_wait_s, deadline_s: as of
-    the scheduler's Request, the deadline from arrival on.
+    the scheduler's Request, the deadline from arrival on. cache_domain: whom its blocks count for; empty: its node.
     """
 
     arrival_s: float
@@ -26,6 +26,7 @@ class SimRequest:
     cancel_after_s: float | None = None
     max_wait_s: float | None = None
     deadline_s: float | None = None
+    cache_domain: str = ""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:

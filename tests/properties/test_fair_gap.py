@@ -3,10 +3,12 @@ backlogged. Checked in every step of every history, for every two siblings at ev
 
     F1  without a gap: 2 U / w,  U: the largest charge that can still come from what runs at one time; predicted output or not
     F2  with a gap:    2 (theta + (1 + depth) c_step + what the decode lane may be charged before it is looked at again) / w
+    and with a locality window 2 Q / w more, Q: the window in cost
 
-w is the smaller weight. An interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's
-(capacity), and for F2 where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their
-counters are within half the bound again.
+theta is the gap, or the cost of computing again the largest that may be evicted, if that is more. w is the smaller weight. An
+interval ends where a precondition does: a queue is empty, blocks run out and a decode takes another's (capacity), and for F2
+where nobody who is ahead may be evicted for the one behind, or not enough. The next begins when their counters are within half
+the bound again.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.settlement import RECHECK_STEPS
-from fairlane.scheduler.step_pass import MAX_EVICTIONS
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
+from fairlane.scheduler.victims import MAX_EVICTIONS
 from histories import TENANTS, History, cancels, machines, requests, run, shares
 from step_watch import Step, StepWatch
 
@@ -129,17 +131,18 @@ def weights_of(history: History) -> dict[str, float]:
 
 
 @st.composite
-def backlogs(draw: st.DrawFn, *, gap: bool) -> History:
-    """Tenants that ask for more than there is, from the start."""
+def backlogs(draw: st.DrawFn, *, gap: bool, window: bool = False) -> History:
+    """Tenants that ask for more than there is, from the start; with a window, some of each share a prefix."""
     tenants = draw(st.sampled_from([TENANTS, ("a/x", "a/y"), ("a/x", "b/x"), ("b/y/m", "b/y/n")]))
-    asked = draw(requests(ONE_TIER, tenants=tenants, most=24, prefixes=False))
+    asked = draw(requests(ONE_TIER, tenants=tenants, most=24, prefixes=window))
     options = draw(machines(least_blocks=26)) | {
         "tiers": ONE_TIER,
         "policy": TiersPolicy.FAIR,
         "nodes": draw(shares(caps=False)),
         "gap_ms": draw(st.sampled_from([1.0, 5.0, 20.0])) if gap else None,
+        "prefix_caching": window,
+        "window_ms": draw(st.sampled_from([0.5, 2.0, 10.0])) if window else 0.0,
         "predict": not gap and draw(st.booleans()),
-        "prefix_caching": False,
     }
     return History(asked, draw(cancels), options)
 
@@ -148,6 +151,20 @@ def largest_charge(history: History) -> float:
     """U, in prompt tokens: every seat taken by the largest request, an output token 2."""
     each = [len(one.prompt_token_ids) + 2 * one.max_tokens for one in history.asked]
     return sum(sorted(each)[-history.options["max_resident"] :])
+
+
+def gap_bound(history: History) -> float:
+    options = history.options
+    step = options["budget"] + options["max_num_seqs"]  # all of a step's tokens, those of decodes twice
+    lane = 2 * RECHECK_STEPS * options["max_num_seqs"]
+    largest = max(len(one.prompt_token_ids) + one.max_tokens for one in history.asked)
+    theta = max(options["gap_ms"] * fastest(history), 2 * step, largest)
+    return float(2 * (theta + (1 + options["depth"]) * step + lane))
+
+
+def fastest(history: History) -> float:
+    """The most cost in a millisecond, in prompt tokens: a step takes 5 ms at least."""
+    return float(history.options["budget"] + history.options["max_num_seqs"]) / 5
 
 
 def spans(history: History, bound: float, *, with_gap: bool) -> list[float]:
@@ -164,13 +181,20 @@ def test_f1_two_backlogged_siblings_never_drift_apart_by_more_than_what_can_run_
     assert max(found, default=0.0) <= 1.0
 
 
+@given(history=backlogs(gap=False, window=True))
+def test_f1_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
+    window = history.options["window_ms"] * fastest(history)
+    found = spans(history, 2 * (largest_charge(history) + window), with_gap=False)
+    assert max(found, default=0.0) <= 1.0
+
+
+@given(history=backlogs(gap=True, window=True))
+def test_f2_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
+    found = spans(history, gap_bound(history) + 2 * history.options["window_ms"] * fastest(history), with_gap=True)
+    assert max(found, default=0.0) <= 1.0
+
+
 @given(history=backlogs(gap=True))
 def test_f2_with_a_gap_they_never_drift_apart_by_more_than_it_and_a_few_steps(history: History) -> None:
-    options = history.options
-    step = options["budget"] + options["max_num_seqs"]  # all of a step's tokens, those of decodes twice
-    lane = 2 * RECHECK_STEPS * options["max_num_seqs"]
-    fastest = step / 0.005  # a step takes 5 ms at least
-    theta = max(options["gap_ms"] / 1000 * fastest, 2 * step)
-    bound = 2 * (theta + (1 + options["depth"]) * step + lane)
-    found = spans(history, bound, with_gap=True)
+    found = spans(history, gap_bound(history), with_gap=True)
     assert max(found, default=0.0) <= 1.0

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.room import LARGEST_PART
 from fairlane.scheduler.tenancy import Shaping, TiersPolicy
 from histories import History, histories, run
 from step_watch import Step, StepWatch, paths
@@ -36,9 +37,9 @@ class Room:
         return False
 
     def has_blocks(self, one: Sequence, num_free: int) -> bool:
-        """For all its tokens, with the watermark that others leave it."""
-        watermark = max(1, int(self.limits.watermark * self.blocks.num_usable_blocks))
-        return self.blocks.blocks_for(one.num_tokens) + watermark <= num_free
+        """For all its tokens and the most that it may have to leave free."""
+        left_free = max(1, int(max(self.limits.watermark, LARGEST_PART) * self.blocks.num_usable_blocks))
+        return self.blocks.blocks_for(one.num_tokens) + left_free <= num_free
 
     def priority(self, one: Sequence) -> int:
         return self.priorities[one.request.tier]

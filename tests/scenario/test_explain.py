@@ -9,7 +9,8 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Explain
 from fairlane.scheduler.explain import MAX_LOOKED_AT, BindingCap, Explanation, Party, Reason, State
 from fairlane.scheduler.request import Payer, Request, RequestId
-from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
+from fairlane.scheduler.stats import AccountStats
+from fairlane.scheduler.tenancy import KVAmount, NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
 
 PLAIN = (Tier("gold", 100), Tier("batch", 10))
 FILL = {"prompt": 16, "max_tokens": 1000}
@@ -59,6 +60,20 @@ def test_a_cap_that_is_reached_is_named_with_its_count() -> None:
     assert (found.state, found.reasons, found.caps) == (State.WAITING, (Reason.CAP,), (BindingCap("org/batch", 2, 2),))
 
 
+def test_a_kv_limit_that_is_reached_is_named_with_what_it_lacks() -> None:
+    # 9 blocks at most: the first has 4, the second needs 6; 1 more is kept for growth.
+    driver = world(tiers=PLAIN, budget=256, nodes=(NodeShare("org/batch", kv_limit=KVAmount(tokens=9 * 16)),))
+    running(driver, request(1, prompt=60), request(2, prompt=90))
+    found = explained(driver, 2)
+    assert (found.reasons, found.full_account, found.blocks_needed, found.blocks_missing, found.kv_accounts) == (
+        (Reason.KV_LIMIT,),
+        "org/batch",
+        6,
+        1,
+        (AccountStats("org/batch", 4, 0, 9),),
+    )
+
+
 def test_an_organisations_cap_binds_its_tenants() -> None:
     driver = world()
     driver.apply(capped(1, "org"))
@@ -79,7 +94,7 @@ def test_no_slot_is_said_to_be_why() -> None:
     assert (found.reasons, found.rank) == ((Reason.SLOTS,), 1)
 
 
-def test_missing_blocks_are_counted_with_the_watermark() -> None:
+def test_missing_blocks_are_counted_with_what_is_left_free() -> None:
     # 9 blocks of 16: the first holds 6 (90 tokens and what it has generated), one is kept free.
     driver = running(world(num_blocks=9), request(1, prompt=90, max_tokens=6), request(2, prompt=60))
     found = explained(driver, 2)

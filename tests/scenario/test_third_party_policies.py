@@ -26,7 +26,8 @@ from fairlane.scheduler.request import Sequence
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, TiersPolicy, WithinTenant, WithinTier
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_policy.py"
-HOOKS = sorted(name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_"))
+# All that a policy of somebody else's is asked: who is next it says with peek() alone.
+HOOKS = sorted({name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")} - {"rivals"})
 
 
 class ByArrival(OrderedPolicy):
@@ -93,9 +94,17 @@ class Stubborn(ByArrival):
         return None
 
 
+class Elsewhere(ByArrival):
+    """Names the first of all for any node."""
+
+    def peek_below(self, path: str) -> Sequence | None:
+        return self.peek()
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (Elsewhere, "peek_below answered Sequence"),
         (Forgetful, "peek answered None"),
         (CaplessByArrival, "max_running"),
         (Stubborn, "peek answered Sequence"),

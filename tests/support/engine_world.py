@@ -11,7 +11,17 @@ from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime, crc_token
 from fairlane.scheduler.request import CacheMode, Request, RequestId
 from fairlane.scheduler.scheduler import SchedulerLimits
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, Tier, TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    GroupShare,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 VOCAB = 50_000
 GOLD = Tier("gold", 100, shaping=Shaping.BALANCED)
@@ -37,6 +47,7 @@ def request(
     tenant: str | None = None,
     order: int = 0,
     max_wait_s: float | None = None,
+    cache_domain: str | None = None,
 ) -> Request:
     """A request whose prompt is its own, unless it is given."""
     ids = prompt if isinstance(prompt, tuple) else tuple((number * 7919 + 31 * i) % VOCAB for i in range(prompt))
@@ -50,7 +61,7 @@ def request(
         arrival_s=arrival_s,
         deadline_s=deadline_s,
         stop_token_ids=frozenset(stop),
-        cache_domain=f"tenant:{tenant}",
+        cache_domain=f"tenant:{tenant}" if cache_domain is None else cache_domain,
         cache_mode=cache_mode,
         order=order,
         max_wait_s=max_wait_s,
@@ -90,7 +101,9 @@ def world(
     min_swap_tokens: int = 1,
     cost: CostName = CostName.TOKENS,
     within_tenant: WithinTenant = WithinTenant.FCFS,
+    groups: tuple[GroupShare, ...] = (),
     predict: bool = False,
+    window_ms: float = 0.0,
 ) -> EngineDriver:
     """An engine over num_blocks usable blocks."""
     clock = FakeClock()
@@ -105,7 +118,18 @@ def world(
     )
     executor = FakeExecutor(info, clock, step_time=step_time, fail_steps=fail_steps, fail_launches=fail_launches)
     policy_in_force = PolicySnapshot(
-        1, "0" * 64, policy, tiers, within, nodes, gap_ms, cost, within_tenant, predict_output=predict
+        1,
+        "0" * 64,
+        policy,
+        tiers,
+        within,
+        nodes,
+        gap_ms,
+        cost,
+        within_tenant,
+        predict_output=predict,
+        groups=groups,
+        locality_window_ms=window_ms,
     )
     return EngineDriver(executor, clock, policy_in_force, limits, depth=depth, prefix_caching=prefix_caching, check=check)
 

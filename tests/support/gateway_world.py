@@ -85,6 +85,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         # The refusal, "" for none, None for no answer at all.
         self.on_policy: Callable[[wpb.PolicySnapshot], str | None] = lambda snapshot: ""
         self.pong: wpb.Pong | None = wpb.Pong()
+        self.shadows: asyncio.Queue[wpb.Shadow] = asyncio.Queue()
+        # As on_policy; what it reports in heartbeats is the test's to say.
+        self.on_shadow: Callable[[wpb.Shadow], str | None] = self.try_policy
         # The explanation of any request, None for one that is gone.
         self.on_explain: Callable[[int], epb.Explanation | None] = lambda request_id: None
         self.step_id = 0
@@ -132,6 +135,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             task.add_done_callback(self._tasks.discard)
         elif which == "abort":
             self.aborts.put_nowait(message.abort.request_id)
+        elif which == "shadow":
+            self.shadows.put_nowait(message.shadow)
+            refusal = self.on_shadow(message.shadow)
+            if refusal is not None:
+                tried = wpb.ShadowApplied(number=message.shadow.number, refusal=refusal)
+                self._out.put_nowait(wpb.FromWorker(shadow_applied=tried))
         elif which == "explain":
             explained = wpb.Explained(request_id=message.explain.request_id)
             found = self.on_explain(message.explain.request_id)
@@ -147,6 +156,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def _write(self, context: Any) -> None:
         while True:
             await context.write(await self._out.get())
+
+    def try_policy(self, shadow: wpb.Shadow) -> str:
+        """A script: it does, and says so in its heartbeats."""
+        self.pong = self.pong or wpb.Pong()
+        self.pong.ClearField("shadow")
+        if shadow.HasField("snapshot"):
+            self.pong.shadow.sha256 = shadow.snapshot.sha256
+        return ""
 
     def send(self, request_id: int, **fields: Any) -> None:
         """One step with one delta."""

@@ -1,6 +1,7 @@
 import datetime
 
 from fairlane.protos.fairlane.v1 import explain_pb2 as _explain_pb2
+from fairlane.protos.fairlane.v1 import shadow_pb2 as _shadow_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -85,7 +86,7 @@ class PolicyStatus(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., path: _Optional[str] = ..., applied_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[_Iterable[str]] = ..., load_failures: _Optional[int] = ..., reloads: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "draining", "in_flight", "nodes", "tiers", "worker", "policy", "overrides")
+    __slots__ = ("model", "draining", "in_flight", "nodes", "tiers", "worker", "policy", "overrides", "shadow")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +95,7 @@ class GetStatusResponse(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     model: str
     draining: bool
     in_flight: int
@@ -102,7 +104,8 @@ class GetStatusResponse(_message.Message):
     worker: WorkerStatus
     policy: PolicyStatus
     overrides: _containers.RepeatedCompositeFieldContainer[Override]
-    def __init__(self, model: _Optional[str] = ..., draining: bool = ..., in_flight: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., worker: _Optional[_Union[WorkerStatus, _Mapping]] = ..., policy: _Optional[_Union[PolicyStatus, _Mapping]] = ..., overrides: _Optional[_Iterable[_Union[Override, _Mapping]]] = ...) -> None: ...
+    shadow: ShadowStatus
+    def __init__(self, model: _Optional[str] = ..., draining: bool = ..., in_flight: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., worker: _Optional[_Union[WorkerStatus, _Mapping]] = ..., policy: _Optional[_Union[PolicyStatus, _Mapping]] = ..., overrides: _Optional[_Iterable[_Union[Override, _Mapping]]] = ..., shadow: _Optional[_Union[ShadowStatus, _Mapping]] = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
     __slots__ = ()
@@ -243,6 +246,48 @@ class ApplyPolicyResponse(_message.Message):
     sha256: str
     findings: _containers.RepeatedCompositeFieldContainer[PolicyFinding]
     def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ...) -> None: ...
+
+class ShadowPolicyRequest(_message.Message):
+    __slots__ = ("text", "name")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    name: str
+    def __init__(self, text: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ShadowPolicyResponse(_message.Message):
+    __slots__ = ("sha256", "generation", "findings")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    generation: int
+    findings: _containers.RepeatedCompositeFieldContainer[PolicyFinding]
+    def __init__(self, sha256: _Optional[str] = ..., generation: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ...) -> None: ...
+
+class GetShadowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopShadowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShadowStatus(_message.Message):
+    __slots__ = ("running", "name", "sha256", "since", "dropped", "report")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    running: bool
+    name: str
+    sha256: str
+    since: _timestamp_pb2.Timestamp
+    dropped: str
+    report: _shadow_pb2.ShadowReport
+    def __init__(self, running: bool = ..., name: _Optional[str] = ..., sha256: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., dropped: _Optional[str] = ..., report: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ...) -> None: ...
 
 class ListPolicyHistoryRequest(_message.Message):
     __slots__ = ()

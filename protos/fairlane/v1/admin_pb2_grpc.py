@@ -75,6 +75,21 @@ class AdminStub(object):
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.SerializeToString,
                 response_deserializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
                 _registered_method=True)
+        self.ShadowPolicy = channel.unary_unary(
+                '/fairlane.v1.Admin/ShadowPolicy',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.ShadowPolicyRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ShadowPolicyResponse.FromString,
+                _registered_method=True)
+        self.GetShadow = channel.unary_unary(
+                '/fairlane.v1.Admin/GetShadow',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.GetShadowRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ShadowStatus.FromString,
+                _registered_method=True)
+        self.StopShadow = channel.unary_unary(
+                '/fairlane.v1.Admin/StopShadow',
+                request_serializer=fairlane_dot_v1_dot_admin__pb2.StopShadowRequest.SerializeToString,
+                response_deserializer=fairlane_dot_v1_dot_admin__pb2.ShadowStatus.FromString,
+                _registered_method=True)
         self.ListOverrides = channel.unary_unary(
                 '/fairlane.v1.Admin/ListOverrides',
                 request_serializer=fairlane_dot_v1_dot_admin__pb2.ListOverridesRequest.SerializeToString,
@@ -181,6 +196,27 @@ class AdminServicer(object):
 
     def RollbackPolicy(self, request, context):
         """Applies the text of an earlier generation again, as a new generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShadowPolicy(self, request, context):
+        """Tries a policy on live traffic: the worker asks it in every step what it would do, counts where that differs, and obeys the policy
+        in force. The policy that is tried already goes on counting.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShadow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopShadow(self, request, context):
+        """Ends the trial; answers what it has counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -295,6 +331,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RollbackPolicy,
                     request_deserializer=fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.FromString,
                     response_serializer=fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.SerializeToString,
+            ),
+            'ShadowPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShadowPolicy,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.ShadowPolicyRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ShadowPolicyResponse.SerializeToString,
+            ),
+            'GetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShadow,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.GetShadowRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ShadowStatus.SerializeToString,
+            ),
+            'StopShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopShadow,
+                    request_deserializer=fairlane_dot_v1_dot_admin__pb2.StopShadowRequest.FromString,
+                    response_serializer=fairlane_dot_v1_dot_admin__pb2.ShadowStatus.SerializeToString,
             ),
             'ListOverrides': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOverrides,
@@ -563,6 +614,87 @@ class Admin(object):
             '/fairlane.v1.Admin/RollbackPolicy',
             fairlane_dot_v1_dot_admin__pb2.RollbackPolicyRequest.SerializeToString,
             fairlane_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShadowPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/ShadowPolicy',
+            fairlane_dot_v1_dot_admin__pb2.ShadowPolicyRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ShadowPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/GetShadow',
+            fairlane_dot_v1_dot_admin__pb2.GetShadowRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ShadowStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairlane.v1.Admin/StopShadow',
+            fairlane_dot_v1_dot_admin__pb2.StopShadowRequest.SerializeToString,
+            fairlane_dot_v1_dot_admin__pb2.ShadowStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,20 @@ class BindingCap(_message.Message):
     running: int
     def __init__(self, node: _Optional[str] = ..., limit: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
+class KVAccount(_message.Message):
+    __slots__ = ("node", "used", "guarantee", "limit", "is_full")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    used: int
+    guarantee: int
+    limit: int
+    is_full: bool
+    def __init__(self, node: _Optional[str] = ..., used: _Optional[int] = ..., guarantee: _Optional[int] = ..., limit: _Optional[int] = ..., is_full: bool = ...) -> None: ...
+
 class EvictionRecord(_message.Message):
     __slots__ = ("ago_s", "kind", "reason", "by_tier", "by_node")
     AGO_S_FIELD_NUMBER: _ClassVar[int]
@@ -44,7 +58,7 @@ class EvictionRecord(_message.Message):
     def __init__(self, ago_s: _Optional[float] = ..., kind: _Optional[str] = ..., reason: _Optional[str] = ..., by_tier: _Optional[str] = ..., by_node: _Optional[str] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("state", "tier", "waited_s", "reasons", "rank", "ahead", "holders", "caps", "blocks_needed", "blocks_free", "blocks_missing", "is_owed", "estimated_start_s", "preemptions", "evictions", "computed_tokens", "tokens", "is_partial")
+    __slots__ = ("state", "tier", "waited_s", "reasons", "rank", "ahead", "holders", "caps", "blocks_needed", "blocks_free", "blocks_missing", "is_owed", "estimated_start_s", "preemptions", "evictions", "computed_tokens", "tokens", "is_partial", "kv_accounts")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Explanation.State]
@@ -65,12 +79,16 @@ class Explanation(_message.Message):
         REASON_SLOTS: _ClassVar[Explanation.Reason]
         REASON_BLOCKS: _ClassVar[Explanation.Reason]
         REASON_STEP: _ClassVar[Explanation.Reason]
+        REASON_KV_LIMIT: _ClassVar[Explanation.Reason]
+        REASON_LOCALITY: _ClassVar[Explanation.Reason]
     REASON_UNSPECIFIED: Explanation.Reason
     REASON_CAP: Explanation.Reason
     REASON_RANK: Explanation.Reason
     REASON_SLOTS: Explanation.Reason
     REASON_BLOCKS: Explanation.Reason
     REASON_STEP: Explanation.Reason
+    REASON_KV_LIMIT: Explanation.Reason
+    REASON_LOCALITY: Explanation.Reason
     STATE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +107,7 @@ class Explanation(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     state: Explanation.State
     tier: str
     waited_s: float
@@ -107,4 +126,5 @@ class Explanation(_message.Message):
     computed_tokens: int
     tokens: int
     is_partial: bool
-    def __init__(self, state: _Optional[_Union[Explanation.State, str]] = ..., tier: _Optional[str] = ..., waited_s: _Optional[float] = ..., reasons: _Optional[_Iterable[_Union[Explanation.Reason, str]]] = ..., rank: _Optional[int] = ..., ahead: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[BindingCap, _Mapping]]] = ..., blocks_needed: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_missing: _Optional[int] = ..., is_owed: bool = ..., estimated_start_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., evictions: _Optional[_Iterable[_Union[EvictionRecord, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., is_partial: bool = ...) -> None: ...
+    kv_accounts: _containers.RepeatedCompositeFieldContainer[KVAccount]
+    def __init__(self, state: _Optional[_Union[Explanation.State, str]] = ..., tier: _Optional[str] = ..., waited_s: _Optional[float] = ..., reasons: _Optional[_Iterable[_Union[Explanation.Reason, str]]] = ..., rank: _Optional[int] = ..., ahead: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[BindingCap, _Mapping]]] = ..., blocks_needed: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_missing: _Optional[int] = ..., is_owed: bool = ..., estimated_start_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., evictions: _Optional[_Iterable[_Union[EvictionRecord, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., is_partial: bool = ..., kv_accounts: _Optional[_Iterable[_Union[KVAccount, _Mapping]]] = ...) -> None: ...

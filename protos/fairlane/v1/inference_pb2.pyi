@@ -20,6 +20,8 @@ class PreemptionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREEMPTION_REASON_UNSPECIFIED: _ClassVar[PreemptionReason]
     PREEMPTION_REASON_HIGHER_RANK: _ClassVar[PreemptionReason]
     PREEMPTION_REASON_KV_CAPACITY: _ClassVar[PreemptionReason]
+    PREEMPTION_REASON_KV_GUARANTEE: _ClassVar[PreemptionReason]
+    PREEMPTION_REASON_KV_LIMIT: _ClassVar[PreemptionReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +35,8 @@ PREEMPTION_KIND_SWAPPED: PreemptionKind
 PREEMPTION_REASON_UNSPECIFIED: PreemptionReason
 PREEMPTION_REASON_HIGHER_RANK: PreemptionReason
 PREEMPTION_REASON_KV_CAPACITY: PreemptionReason
+PREEMPTION_REASON_KV_GUARANTEE: PreemptionReason
+PREEMPTION_REASON_KV_LIMIT: PreemptionReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

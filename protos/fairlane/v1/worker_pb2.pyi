@@ -1,4 +1,5 @@
 from fairlane.protos.fairlane.v1 import explain_pb2 as _explain_pb2
+from fairlane.protos.fairlane.v1 import shadow_pb2 as _shadow_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,34 +9,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "policy", "add", "abort", "ping", "explain")
+    __slots__ = ("hello", "policy", "add", "abort", "ping", "explain", "shadow")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     policy: PolicySnapshot
     add: Add
     abort: Abort
     ping: Ping
     explain: Explain
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., policy: _Optional[_Union[PolicySnapshot, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
+    shadow: Shadow
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., policy: _Optional[_Union[PolicySnapshot, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("welcome", "policy_applied", "deltas", "pong", "explained")
+    __slots__ = ("welcome", "policy_applied", "deltas", "pong", "explained", "shadow_applied")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     POLICY_APPLIED_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     EXPLAINED_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_APPLIED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     policy_applied: PolicyApplied
     deltas: StepDeltas
     pong: Pong
     explained: Explained
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., policy_applied: _Optional[_Union[PolicyApplied, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., explained: _Optional[_Union[Explained, _Mapping]] = ...) -> None: ...
+    shadow_applied: ShadowApplied
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., policy_applied: _Optional[_Union[PolicyApplied, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., explained: _Optional[_Union[Explained, _Mapping]] = ..., shadow_applied: _Optional[_Union[ShadowApplied, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gateway_id", "protocol_version")
@@ -70,7 +75,7 @@ class Welcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pid: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class PolicySnapshot(_message.Message):
-    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin", "predict_output")
+    __slots__ = ("generation", "sha256", "tiers_policy", "tiers", "within_tier", "preempt_gap_ms", "nodes", "cost", "within_tenant", "plugin", "predict_output", "groups", "locality_window_ms")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TIERS_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +87,8 @@ class PolicySnapshot(_message.Message):
     WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
     PLUGIN_FIELD_NUMBER: _ClassVar[int]
     PREDICT_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LOCALITY_WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     tiers_policy: str
@@ -93,23 +100,51 @@ class PolicySnapshot(_message.Message):
     within_tenant: str
     plugin: str
     predict_output: bool
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupSpec]
+    locality_window_ms: float
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ..., groups: _Optional[_Iterable[_Union[GroupSpec, _Mapping]]] = ..., locality_window_ms: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running")
+    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running", "kv_guarantee", "kv_limit", "member_kv_limit", "shared_domain")
     PATH_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MEMBER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MEMBER_MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     path: str
     weight: float
     min_share: float
     max_running: int
     member_weight: float
     member_max_running: int
-    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ...) -> None: ...
+    kv_guarantee: KVAmount
+    kv_limit: KVAmount
+    member_kv_limit: KVAmount
+    shared_domain: str
+    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., member_kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., shared_domain: _Optional[str] = ...) -> None: ...
+
+class GroupSpec(_message.Message):
+    __slots__ = ("name", "kv_guarantee", "kv_limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KV_GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kv_guarantee: KVAmount
+    kv_limit: KVAmount
+    def __init__(self, name: _Optional[str] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ...) -> None: ...
+
+class KVAmount(_message.Message):
+    __slots__ = ("share", "tokens")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    share: float
+    tokens: int
+    def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
     __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule")
@@ -150,6 +185,22 @@ class PolicyApplied(_message.Message):
     generation: int
     refusal: str
     def __init__(self, generation: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class Shadow(_message.Message):
+    __slots__ = ("number", "snapshot")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    snapshot: PolicySnapshot
+    def __init__(self, number: _Optional[int] = ..., snapshot: _Optional[_Union[PolicySnapshot, _Mapping]] = ...) -> None: ...
+
+class ShadowApplied(_message.Message):
+    __slots__ = ("number", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Add(_message.Message):
     __slots__ = ("request_id", "tenant", "tier", "order", "prompt_token_ids", "output_token_ids", "max_tokens", "stop_token_ids", "sampling", "cache_domain", "cache_mode", "timeout_s", "policy_generation", "max_wait_s")
@@ -239,7 +290,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason", "shadow")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +312,9 @@ class Pong(_message.Message):
     SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FAULT_FIELD_NUMBER: _ClassVar[int]
+    KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -282,7 +336,10 @@ class Pong(_message.Message):
     swaps_in: int
     host_blocks_used: int
     policy_fault: str
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ...) -> None: ...
+    kv_accounts: _containers.RepeatedCompositeFieldContainer[_explain_pb2.KVAccount]
+    evictions_by_reason: _containers.RepeatedCompositeFieldContainer[CountSpec]
+    shadow: _shadow_pb2.ShadowReport
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., shadow: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ...) -> None: ...
 
 class CountSpec(_message.Message):
     __slots__ = ("name", "count")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairlane.bench.loads import Load
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -25,17 +25,17 @@ class Call:
 def requests(calls: Sequence[Call], vocab_size: int, seed: int) -> list[Request]:
     """A request of each call, numbered from 0, in their order; arrival_s as the call's. No stop tokens: each gives exactly its
     length."""
-    rng, ids = random.Random(seed), range(vocab_size)  # noqa: S311 - a load, no secret
+    prompts = Load(tuple((call.prompt, call.output) for call in calls)).prompts(vocab_size, seed)
     return [
         Request(
             RequestId(number),
             call.node,
             call.tier,
-            tuple(rng.choices(ids, k=call.prompt)),
+            prompt,
             call.output,
             GREEDY,
             arrival_s=call.arrival_s,
             cache_domain=f"tenant:{call.node}",
         )
-        for number, call in enumerate(calls)
+        for number, (call, prompt) in enumerate(zip(calls, prompts, strict=True))
     ]

@@ -27,10 +27,10 @@ def figures(outcome: Outcome) -> Row:
         "out_tok_s": load.output_tokens / wall_s,
         "total_tok_s": (load.prompt_tokens + load.output_tokens) / wall_s,
         "req_s": load.num_requests / wall_s,
-        **_spread("ttft", ttft),
+        **spread("ttft", ttft),
         "ttft_last_ms": ttft[-1],
         "prefill_tok_s": 1e3 * load.prompt_tokens / ttft[-1],
-        **_spread("tpot", tpot),
+        **spread("tpot", tpot),
         "decoding_tok_s": all_decoding(outcome),
         "preemptions": outcome.preemptions,
         "recomputed_tokens": outcome.recomputed_tokens,
@@ -53,7 +53,8 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def _spread(name: str, ordered: Sequence[float]) -> Row:
+def spread(name: str, ordered: Sequence[float]) -> Row:
+    """Of sorted milliseconds: mean, p50 and p99; None of each where there are none."""
     if not ordered:
         return dict.fromkeys((f"{name}_mean_ms", f"{name}_p50_ms", f"{name}_p99_ms"))
     mean, p50, p99 = statistics.fmean(ordered), percentile(ordered, 0.5), percentile(ordered, 0.99)

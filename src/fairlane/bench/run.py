@@ -8,11 +8,11 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from fairlane.bench.calls import GREEDY, Call, requests
+from fairlane.bench.calls import Call, requests
 from fairlane.bench.host_times import HostTimes, TimedExecutor
 from fairlane.bench.loads import Load
 from fairlane.blockmgr.manager import BlockManager
@@ -71,14 +71,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Served:
-    """One run of calls that arrived over time. start_s: when the first could arrive; tracks are in the calls' order."""
+    """One run of calls that arrived over time. start_s: when the first could arrive; tracks are in the calls' order;
+    steps: when tokens came, and how many."""
 
     calls: Sequence[Call]
     start_s: float
     tracks: list[Track]
+    steps: list[tuple[float, int]]
     preemptions: int
     recomputed_tokens: int
-    num_steps: int
 
 
 @dataclass(slots=True)
@@ -164,27 +165,11 @@ class Bench:
         number of output tokens so far, a few times a second.
         Raises OutOfTimeError, RunError.
         """
-        boxes = Boxes(self.clock)
-        scheduler = self._scheduler(max_num_seqs)
-        executor = self.executor if host is None else TimedExecutor(self.executor, host)
-        prompts = load.prompts(self.executor.info.vocab_size, seed)
-        gc.collect()  # a clean heap to start from; collections stay on, as they are in a worker
-        with nullcontext() if host is None else host.watching(scheduler, self.executor):
-            engine = Engine(scheduler, executor, self.clock, boxes, boxes, self.config.pipeline_depth)
-            boxes.commands.append(ApplyPolicy(snapshot, _refuse_refusals))
-            engine.turn(wait=False)
-            start_s = self.clock.now()
-            boxes.commands += [Add(request) for request in _requests(load, prompts, snapshot, tenants, start_s)]
-            in_time = self._turn_until_idle(engine, scheduler, boxes, load.num_requests, deadline_s, host, progress)
-        tracks, steps = boxes.resolve(load.num_requests)
-        if not in_time:
-            came, seconds = sum(n for _, n in steps), self.clock.now() - start_s
-            ended = sum(track.ended is not None and track.ended.reason is EndReason.LENGTH for track in tracks)
-            raise OutOfTimeError(
-                f"stopped after {seconds:.1f} s with {ended} requests done, {came / seconds:.0f} output tokens/s"
-            )
-        _check([output for _, output in load.lengths], tracks)
-        return Outcome(load, start_s, tracks, steps, scheduler.num_preemptions, scheduler.num_recomputed_tokens)
+        calls = _at_once(load, snapshot, tenants)
+        served = self.serve(
+            calls, seed=seed, snapshot=snapshot, max_num_seqs=max_num_seqs, deadline_s=deadline_s, host=host, progress=progress
+        )
+        return Outcome(load, served.start_s, served.tracks, served.steps, served.preemptions, served.recomputed_tokens)
 
     def serve(
         self,
@@ -192,25 +177,33 @@ class Bench:
         *,
         seed: int = 0,
         snapshot: PolicySnapshot = FCFS,
+        max_num_seqs: int | None = None,
         deadline_s: float | None = None,
+        host: HostTimes | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Served:
         """Submits each call when it arrives, in their order, and steps the engine until all have ended. As run() else."""
-        boxes, scheduler = Boxes(self.clock), self._scheduler(None)
+        boxes = Boxes(self.clock)
+        scheduler = self._scheduler(max_num_seqs)
+        executor = self.executor if host is None else TimedExecutor(self.executor, host)
         made = requests(calls, self.executor.info.vocab_size, seed)
-        gc.collect()
-        engine = Engine(scheduler, self.executor, self.clock, boxes, boxes, self.config.pipeline_depth)
-        boxes.commands.append(ApplyPolicy(snapshot, _refuse_refusals))
-        engine.turn(wait=False)
-        start_s = self.clock.now()
-        boxes.coming.extend(replace(request, arrival_s=start_s + request.arrival_s) for request in made)
-        in_time = self._turn_until_idle(engine, scheduler, boxes, len(calls), deadline_s, None, progress)
+        gc.collect()  # a clean heap to start from; collections stay on, as they are in a worker
+        with nullcontext() if host is None else host.watching(scheduler, self.executor):
+            engine = Engine(scheduler, executor, self.clock, boxes, boxes, self.config.pipeline_depth)
+            boxes.commands.append(ApplyPolicy(snapshot, _refuse_refusals))
+            engine.turn(wait=False)
+            start_s = self.clock.now()
+            boxes.coming.extend(replace(request, arrival_s=start_s + request.arrival_s) for request in made)
+            in_time = self._turn_until_idle(engine, scheduler, boxes, len(calls), deadline_s, host, progress)
         tracks, steps = boxes.resolve(len(calls))
         if not in_time:
+            came, seconds = sum(n for _, n in steps), self.clock.now() - start_s
             ended = sum(track.ended is not None and track.ended.reason is EndReason.LENGTH for track in tracks)
-            raise OutOfTimeError(f"stopped after {self.clock.now() - start_s:.1f} s with {ended} of {len(calls)} requests done")
+            raise OutOfTimeError(
+                f"stopped after {seconds:.1f} s with {ended} requests done, {came / seconds:.0f} output tokens/s"
+            )
         _check([call.output for call in calls], tracks)
-        return Served(calls, start_s, tracks, scheduler.num_preemptions, scheduler.num_recomputed_tokens, len(steps))
+        return Served(calls, start_s, tracks, steps, scheduler.num_preemptions, scheduler.num_recomputed_tokens)
 
     def _scheduler(self, max_num_seqs: int | None) -> Scheduler:
         config, info = self.config, self.executor.info
@@ -252,15 +245,12 @@ class Bench:
                 boxes.commands += [Abort(RequestId(number)) for number in range(count)]
 
 
-def _requests(
-    load: Load, prompts: Sequence[tuple[int, ...]], snapshot: PolicySnapshot, tenants: int, now_s: float
-) -> Iterator[Request]:
-    """No stop tokens: each gives exactly its length."""
+def _at_once(load: Load, snapshot: PolicySnapshot, tenants: int) -> list[Call]:
     tiers = [tier.name for tier in snapshot.tiers]
-    for number, (prompt, (_, output)) in enumerate(zip(prompts, load.lengths, strict=True)):
-        tenant = f"bench/t{number % tenants:03}"
-        tier = tiers[number % tenants % len(tiers)]
-        yield Request(RequestId(number), tenant, tier, prompt, output, GREEDY, arrival_s=now_s, cache_domain=f"tenant:{tenant}")
+    return [
+        Call(f"bench/t{number % tenants:03}", tiers[number % tenants % len(tiers)], 0.0, prompt, output)
+        for number, (prompt, output) in enumerate(load.lengths)
+    ]
 
 
 def _check(outputs: Sequence[int], tracks: list[Track]) -> None:

@@ -26,6 +26,7 @@ from fairlane.cli import (
     policy,
     policy_admin,
     policy_plan,
+    policy_shadow,
     policy_simulate,
     profile,
     requests,
@@ -81,6 +82,7 @@ app.add_typer(model.app, name="model")
 policy_admin.mount(policy.app)
 policy.app.command("plan")(policy_plan.plan)
 policy_simulate.mount(policy.app)
+policy.app.command("shadow")(policy_shadow.shadow)
 app.add_typer(policy.app, name="policy")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(tiers.app, name="tiers")

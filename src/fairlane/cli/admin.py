@@ -65,12 +65,13 @@ def print_table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     """Plain columns; what a terminal is too narrow for goes on the next line."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header in headers:
         table.add_column(header, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))  # names are data, never markup
     Console().print(table)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 _ARRIVED, _WAITING, _RUNNING, _PAUSED = 1, 2, 3, 4  # Explanation.State
-_CAP, _RANK, _SLOTS, _BLOCKS, _STEP = 1, 2, 3, 4, 5  # Explanation.Reason
+_CAP, _RANK, _SLOTS, _BLOCKS, _STEP, _KV_LIMIT, _LOCALITY = 1, 2, 3, 4, 5, 6, 7  # Explanation.Reason
 _SHOWN_EVICTIONS = 5
 
 
@@ -39,6 +39,13 @@ def _reasons(answer: Any) -> Iterator[str]:
         elif reason == _BLOCKS:
             needed, free = answer.blocks_needed, answer.blocks_free
             yield f"blocks: needs {needed}, {free} are free, {answer.blocks_missing} are missing beside those that run"
+        elif reason == _KV_LIMIT:
+            for one in answer.kv_accounts:
+                if one.is_full:
+                    left = f"has {one.used} KV blocks, its kv_limit is {one.limit}"
+                    yield f"kv_limit: {one.node} {left}; it needs {answer.blocks_needed}, {answer.blocks_missing} are missing"
+        elif reason == _LOCALITY:
+            yield "locality: others took its turn, whose prompts are cached"
         elif reason == _STEP:
             yield "nothing holds it up: one of the next steps takes it in"
 
@@ -48,6 +55,9 @@ def _more(answer: Any) -> Iterator[str]:
         yield "a minimum share is owed to it: it goes before all tiers"
     if answer.holders:
         yield f"running: {_parties(answer.holders)}"
+    for one in answer.kv_accounts:
+        if one.guarantee:
+            yield f"KV cache of {one.node}: {one.used} blocks, {one.guarantee} are guaranteed"
     if answer.HasField("estimated_start_s"):
         yield f"may start in {answer.estimated_start_s:.0f} s, as requests started lately"
     if answer.preemptions:

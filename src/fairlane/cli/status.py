@@ -94,6 +94,10 @@ def _print_warnings(answer: Any) -> None:
         what = {1: "suspended", 2: "paused", 3: "revoked"}.get(override.kind, "overridden")
         until = f"until {admin.when(override.until)}" if override.HasField("until") else "until it is lifted"
         typer.echo(f"\n{override.name}: {what} {until}, by {override.by}")
+    if answer.shadow.running:
+        typer.echo(f"\n{answer.shadow.name or 'a policy'} is tried beside the one in force: fairlane policy shadow")
+    if answer.shadow.dropped:
+        typer.echo(f"\nTHE POLICY THAT WAS TRIED ({answer.shadow.name}) WAS DROPPED: {answer.shadow.dropped}")
     if answer.policy.error:
         findings = "\n  ".join(answer.policy.error)
         typer.echo(f"\nPOLICY FILE NOT IN FORCE: it cannot be used, generation {answer.policy.generation} stays:\n  {findings}")

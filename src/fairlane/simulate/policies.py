@@ -48,4 +48,11 @@ class Candidate:
             asked = None if asked is None else min(asked, binding.max_output_tokens)
         max_wait_s = request.max_wait_s if request.max_wait_s is not None else binding.max_wait_s
         deadline_s = request.deadline_s if request.deadline_s is not None else binding.max_duration_s
-        return replace(request, output_tokens=output, max_tokens=asked, max_wait_s=max_wait_s, deadline_s=deadline_s)
+        return replace(
+            request,
+            output_tokens=output,
+            max_tokens=asked,
+            max_wait_s=max_wait_s,
+            deadline_s=deadline_s,
+            cache_domain=binding.cache_domain,
+        )

@@ -27,6 +27,7 @@ _COLUMNS = (
     (Metric.ENTITLED_SHARE, "entitled", 1, True),
     (Metric.PREEMPTIONS, "evicted", 0, False),
     (Metric.RECOMPUTED_TOKENS, "recomputed", 0, False),
+    (Metric.KV_USED_MAX, "KV max", 1, True),
 )
 _OVERALL = (
     (Metric.TOKENS_PER_S, "tokens/s", 0, False),

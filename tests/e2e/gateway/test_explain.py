@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairlane.cli import app
+from fairlane.cli.explanation import show
 from fairlane.gateway.explainer import Explainer, for_tenant
 from fairlane.protos.fairlane.v1 import admin_pb2
 from fairlane.protos.fairlane.v1 import explain_pb2 as epb
@@ -152,4 +153,16 @@ async def test_the_command_says_it_in_words(service: Service) -> None:
         "  lost its blocks 2 times",
         "  5.0 s ago: swapped (higher_rank) for saas/paid/alice in gold",
         "  1.0 s ago: recomputed (kv_capacity) for acme/shop in batch",
+    ]
+
+
+async def test_the_command_names_the_limit_that_is_in_the_way(capsys: Any) -> None:
+    accounts = [epb.KVAccount(node="acme/shop", used=4, guarantee=3, limit=9, is_full=True), epb.KVAccount(node="acme", used=7)]
+    answer = epb.Explanation(
+        state=E.STATE_WAITING, tier="batch", reasons=[E.REASON_KV_LIMIT], blocks_needed=6, blocks_missing=1, kv_accounts=accounts
+    )
+    show("acme/shop request-1", answer)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  kv_limit: acme/shop has 4 KV blocks, its kv_limit is 9; it needs 6, 1 are missing",
+        "  KV cache of acme/shop: 4 blocks, 3 are guaranteed",
     ]

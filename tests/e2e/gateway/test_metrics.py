@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fairlane.gateway.config import GatewayConfig
 from fairlane.gateway.metrics_server import MetricsServer
+from fairlane.protos.fairlane.v1 import explain_pb2 as epb
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 from fairlane.protos.fairlane.v1 import worker_pb2 as wpb
 
@@ -117,6 +118,12 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         running_by_tier=[wpb.CountSpec(name="gold", count=2)],
         waiting_by_tier=[wpb.CountSpec(name="batch", count=5)],
         blocks_by_domain=[wpb.CountSpec(name="16:tenant:acme/shop0:", count=4)],
+        evictions_by_reason=[wpb.CountSpec(name="kv_guarantee", count=2)],
+        kv_accounts=[
+            epb.KVAccount(node="acme/shop", used=4, guarantee=3),
+            epb.KVAccount(node="acme/shop/alice", used=1, limit=5),
+            epb.KVAccount(node="group:g", used=2, limit=8),
+        ],
     )
     await service.gateway.worker.fresh_pong()
     seen = await scrape(service)
@@ -129,9 +136,12 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         seen.get("policy_generation"), seen.get("worker_restarts_total"),
         seen.get("worker_swaps_total", direction="out"), seen.get("worker_swaps_total", direction="in"),
         seen.get("host_kv_blocks", state="used"), seen.get("host_kv_blocks", state="free"),
-        seen.get("worker_policy_replaced"),
+        seen.get("worker_policy_replaced"), seen.get("worker_evictions_total", reason="kv_guarantee"),
+        *(seen.get("kv_quota_blocks", node="acme/shop", kind=kind) for kind in ("used", "guarantee", "limit")),
+        *(seen.get("kv_quota_blocks", node="group:g", kind=kind) for kind in ("used", "guarantee", "limit")),
+        seen.get("kv_quota_blocks", node="acme/shop/alice", kind="used"),
     ]  # fmt: skip
-    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3, 1]
+    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3, 1, 2, 4, 3, None, 2, 0, 8, None]
     await service.worker.kill()
     await until(lambda: not service.gateway.worker.ready)
     lost = await scrape(service)

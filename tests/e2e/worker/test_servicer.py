@@ -4,7 +4,6 @@ what it gets back."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,20 +12,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from engine_worker import serving
 from engine_world import VOCAB, expected_tokens, request
-from fairlane.blockmgr.manager import BlockManager
-from fairlane.clock import FakeClock
 from fairlane.protos.fairlane.v1 import explain_pb2, worker_pb2_grpc
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
-from fairlane.scheduler.engine import Engine, Stop
 from fairlane.scheduler.executor import ExecutorInfo
-from fairlane.scheduler.fake_executor import FakeExecutor
-from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.scheduler import Scheduler, SchedulerLimits
-from fairlane.scheduler.tenancy import NO_POLICY
-from fairlane.worker.boxes import WorkerBoxes
-from fairlane.worker.servicer import WorkerServicer
-from fairlane.worker.wire import welcome
 
 POLICY = pb.PolicySnapshot(
     generation=3,
@@ -77,25 +68,11 @@ class World:
 
 @asynccontextmanager
 async def running_worker(tmp_path: Path) -> AsyncIterator[World]:
-    clock = FakeClock()
     info = ExecutorInfo("fake", VOCAB, 1024, 16, 65, (2,))
-    scheduler = Scheduler(SchedulerLimits(max_model_len=1024), BlockManager(65, 16), make_policy(NO_POLICY), clock)
-    boxes = WorkerBoxes(VOCAB, clock)
-    engine = Engine(scheduler, FakeExecutor(info, clock), clock, boxes, boxes)
-    server = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(engine, boxes, welcome(info, "w", 7, 1), clock), server)
     address = f"unix:{tmp_path}/w.sock"
-    server.add_insecure_port(address)
-    thread = threading.Thread(target=engine.run, daemon=True)
-    thread.start()
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield World(scheduler, worker_pb2_grpc.WorkerStub(channel))
-    finally:
-        await server.stop(0)
-        boxes.put_item(Stop())
-        await asyncio.to_thread(thread.join, 5)
+    limits = SchedulerLimits(max_model_len=1024)
+    async with serving(address, info, limits) as worker, grpc.aio.insecure_channel(address) as channel:
+        yield World(worker.scheduler, worker_pb2_grpc.WorkerStub(channel))
 
 
 def add(request_id: int, tier: str = "batch", max_tokens: int = 8) -> tuple[pb.Add, list[int]]:

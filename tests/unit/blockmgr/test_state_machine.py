@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fairlane.blockmgr.accounts import Accounts, Quota
 from fairlane.blockmgr.errors import NoFreeBlocks, StaleHit
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager, KVGroup, PrefixHit
@@ -483,6 +484,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.known.clear()
         for sequence in [*self.sequences.values(), *(sequence for sequence, _ in self.swapped.values())]:
             sequence.may_register = False
+
+    @rule(guarantees=st.lists(st.integers(0, 12), min_size=len(DOMAINS), max_size=len(DOMAINS)), none=st.booleans())
+    def change_quotas(self, guarantees: list[int], none: bool) -> None:
+        quotas = {domain: Quota(guarantee) for domain, guarantee in zip(DOMAINS, guarantees, strict=True)}
+        self.manager.pool.keep_accounts(None if none else Accounts(quotas, lambda domain: (domain,)))
 
     # ---- what must hold after every rule ---------------------------------------------------------------------------------
 

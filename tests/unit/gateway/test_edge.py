@@ -18,10 +18,11 @@ from fairlane.gateway.interceptors import error_status, trailers
 from fairlane.gateway.keys import hash_key, new_key
 from fairlane.gateway.overrides import Overrides
 from fairlane.gateway.policy.model import Node, Policy, Principal
-from fairlane.gateway.service import allowed_seconds, cache_domain
+from fairlane.gateway.service import allowed_seconds
 from fairlane.gateway.worker_facts import WorkerFacts, resolve_max_tokens
 from fairlane.protos.fairlane.v1 import worker_pb2 as wpb
-from fairlane.scheduler.tenancy import TiersPolicy
+from fairlane.scheduler.cache_domain import framed
+from fairlane.scheduler.tenancy import KVAmount, TiersPolicy
 
 PEPPER = b"x" * 32
 LAST_DAY = datetime.date(2027, 1, 31)
@@ -140,6 +141,25 @@ def test_what_can_never_fit_is_refused_and_what_fits_is_given(
     assert got == answer
 
 
+@pytest.mark.parametrize(
+    ("asked", "limits", "answer"),
+    [
+        (None, (KVAmount(share=0.5), KVAmount(tokens=70)), 54),  # 8 of 16 tokens: 4 of them by the tokens, 64 - 10
+        (54, (KVAmount(tokens=70),), 54),
+        (55, (KVAmount(tokens=70),), "KV_CAPACITY_EXCEEDED"),
+        (None, (KVAmount(share=1.0),), 90),
+    ],
+)
+def test_a_request_gets_what_the_kv_limits_above_it_allow(
+    asked: int | None, limits: tuple[KVAmount, ...], answer: int | str
+) -> None:
+    try:
+        got: int | str = resolve_max_tokens(10, asked, None, facts(100, 16), limits)
+    except FairlaneError as error:
+        got = error.reason
+    assert got == answer
+
+
 def test_the_clients_deadline_wins_over_the_tiers_cap_over_the_default() -> None:
     assert allowed_seconds(90.0, 30.0, 600.0) == 90.0
     assert allowed_seconds(None, 30.0, 600.0) == 30.0
@@ -154,7 +174,7 @@ def test_a_deadline_that_has_passed_is_exceeded_before_anything_is_done() -> Non
 
 def test_no_partition_spells_another_tenants_domain() -> None:
     pairs = [("tenant:a", "b"), ("tenant:ab", ""), ("tenant:a1:b", ""), ("tenant:", "a1:b"), ("8:tenant:a", "b"), ("", "")]
-    assert len({cache_domain(domain, partition) for domain, partition in pairs}) == len(pairs)
+    assert len({framed(domain, partition) for domain, partition in pairs}) == len(pairs)
 
 
 @pytest.mark.parametrize("welcome", [wpb.Welcome(), wpb.Welcome(model="m", vocab_size=1, max_model_len=1, block_size=1)])

@@ -14,9 +14,9 @@ from fairlane.errors import FairlaneError
 from fairlane.gateway.metrics import GatewayMetrics, RequestObservation
 from fairlane.gateway.metrics_tenants import IDLE_S, OTHER, TenantLabels, tenant_of
 from fairlane.gateway.metrics_worker import domain_label, largest
-from fairlane.gateway.service import cache_domain
 from fairlane.protos.fairlane.v1 import inference_pb2
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
+from fairlane.scheduler.cache_domain import framed
 
 WHO = {"tier": "gold", "tenant": "acme/shop"}
 
@@ -275,12 +275,12 @@ def test_the_tenant_of_a_node(node: str, tenant: str) -> None:
     ],
 )
 def test_partitions_and_members_make_no_series(domain: str, partition: str, label: str) -> None:
-    assert domain_label(cache_domain(domain, partition)) == label
+    assert domain_label(framed(domain, partition)) == label
 
 
 def test_the_largest_domains_are_named_and_the_rest_adds_up() -> None:
     counts = [
-        pb.CountSpec(name=cache_domain(domain, partition), count=count)
+        pb.CountSpec(name=framed(domain, partition), count=count)
         for domain, partition, count in (("tenant:a/x", "1", 5), ("tenant:a/x", "2", 5), ("public", "", 7), ("tenant:b/y", "", 1))
     ]
     assert largest(counts, used=20, most=2) == {"tenant:a/x": 10, "public": 7, OTHER: 3}

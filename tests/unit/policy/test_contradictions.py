@@ -48,6 +48,10 @@ T = "organisations.o.tenants"
             f"{T}.a.min: 30% is above its organisation's ceil, 20% at 7:5",
         ),
         (
+            policy_text("{tiers: fair, preempt_gap_ms: 50, locality_window_ms: 50}", a=""),
+            "scheduler.locality_window_ms: 50 is not below preempt_gap_ms, 50 at 2:26: whom it lets in could be evicted at once",
+        ),
+        (
             policy_text(organisation="min: 40%", a="min: 30%", b="min: 20%"),  # 30 + 20 > 40
             f"{T}: its tenants' min sum to 50%: at most 40%, its own min at 7:5 is allowed (o/a 30% at 9:23, o/b 20% at 10:23)",
         ),
@@ -69,6 +73,11 @@ T = "organisations.o.tenants"
         (
             policy_text(organisation="kv_limit: 1k", a="kv_guarantee: 2k"),
             f"{T}.a.kv_guarantee: 2000 tokens is above its organisation's kv_limit, 1000 tokens at 7:5",
+        ),
+        (
+            policy_text(organisation="kv_limit: 40%", a="kv_guarantee: 30%", b="kv_guarantee: 20%"),
+            f"{T}: its tenants' kv_guarantee sum to 50%: at most its kv_limit, 40% at 7:5, is allowed "
+            "(o/a 30% at 9:23, o/b 20% at 10:23)",
         ),
         (
             policy_text(a="requests_per_minute: 6, burst: 5s"),  # 6 * 5 / 60 = 0.5
@@ -120,12 +129,18 @@ def test_a_contradiction_is_one_error_that_names_both_places(text: str, line: st
             f"{T}.a.kv_limit: 30% cannot be reached: o has 20% at 7:5",
         ),
         (policy_text(a="weight: 2", b=""), f"{T}.a.weight: {WITHOUT_FAIR}"),
+        (
+            policy_text(a="cache_domain: public, kv_limit: 30%"),
+            f"{T}.a.kv_limit: has no effect: its blocks count for its cache_domain, public",
+        ),
+        (policy_text(a="members: {kv_limit: 30%}"), f"{T}.a.members.kv_limit: has no effect without cache_domain member"),
         (policy_text("{within_tier: fair}", a="weight: 2"), f"{T}.a.weight: has no effect: o/a has no sibling to share with"),
         (
             policy_text("{within_tier: fair}", "t: {priority: 1, weight: 2}\nu: {priority: 2}", a=""),
             "tiers.t.weight: has no effect: no other tier has its priority, 1",
         ),
         (policy_text("{preempt_gap_ms: 5}", a=""), f"scheduler.preempt_gap_ms: {WITHOUT_FAIR}"),
+        (policy_text("{locality_window_ms: 5}", a=""), f"scheduler.locality_window_ms: {WITHOUT_FAIR}"),
         (
             policy_text("{tiers: fcfs, within_tier: fair}", a=""),
             "scheduler.within_tier: has no effect with scheduler.tiers fcfs",

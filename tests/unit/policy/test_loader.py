@@ -14,6 +14,8 @@ from fairlane.gateway.policy.loader import load_policy_file, load_policy_text
 from fairlane.gateway.policy.model import Node, Principal, TierPolicy
 from fairlane.scheduler.tenancy import (
     CostName,
+    GroupShare,
+    KVAmount,
     NodeShare,
     PolicySnapshot,
     Shaping,
@@ -79,14 +81,64 @@ def test_the_hash_is_of_the_files_bytes_and_the_text_is_kept() -> None:
 def test_the_snapshot_is_what_the_engine_needs() -> None:
     policy = load_policy_text(GOOD.encode(), "p", TODAY)
     tiers = (policy.tiers["gold"].tier, policy.tiers["batch"].tier)
-    nodes = tuple(NodeShare(path) for path in ("acme", "acme/shop", "acme/no", "acme/open"))
+    own = (NodeShare("acme"), NodeShare("acme/shop"))
+    nodes = (*own, NodeShare("acme/no", shared_domain="group:docs"), NodeShare("acme/open", shared_domain="public"))
     assert policy.snapshot(7) == PolicySnapshot(7, policy.sha256, TiersPolicy.VIP, tiers, WithinTier.FCFS, nodes, None)
+
+
+def test_the_snapshot_carries_kv_quotas_of_nodes_members_and_groups() -> None:
+    text = """
+version: 1
+tiers: {one: {priority: 1}}
+groups: {g: {members: [a/y], kv_limit: 40%}, h: {members: [a]}}
+organisations:
+  a:
+    kv_guarantee: 30%
+    tenants:
+      x: {tiers: [one], kv_guarantee: 10k, kv_limit: 80%, cache_domain: member, members: {kv_limit: 5%}}
+      y: {tiers: [one], cache_domain: "group:g"}
+"""
+    snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
+    thousands, limit, member = KVAmount(tokens=10_000), KVAmount(share=0.8), KVAmount(share=0.05)
+    assert (snapshot.nodes, snapshot.groups) == (
+        (
+            NodeShare("a", kv_guarantee=KVAmount(share=0.3)),
+            NodeShare("a/x", kv_guarantee=thousands, kv_limit=limit, member_kv_limit=member),
+            NodeShare("a/y", shared_domain="group:g"),
+        ),
+        (GroupShare("g", kv_limit=KVAmount(share=0.4)),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "limits"),
+    [
+        ("a", (KVAmount(share=0.9),)),
+        ("a/x", (KVAmount(tokens=100), KVAmount(share=0.9))),
+        ("a/x/m", (KVAmount(share=0.05), KVAmount(tokens=100), KVAmount(share=0.9))),
+        ("a/y", (KVAmount(share=0.4),)),
+    ],
+)
+def test_every_limit_above_a_request_binds_it_and_a_groups_in_their_place(node: str, limits: tuple[KVAmount, ...]) -> None:
+    text = """
+version: 1
+tiers: {one: {priority: 1}}
+groups: {g: {members: [a/y], kv_limit: 40%}}
+organisations:
+  a:
+    tiers: [one]
+    kv_limit: 90%
+    tenants:
+      x: {kv_limit: 100, cache_domain: member, members: {kv_limit: 5%}}
+      y: {cache_domain: "group:g"}
+"""
+    assert load_policy_text(text.encode(), "p", TODAY).effective(node, "one").kv_limits == limits
 
 
 def test_the_snapshot_carries_shares_caps_and_templates() -> None:
     text = """
 version: 1
-scheduler: {tiers: fair, preempt_gap_ms: 50, cost: drf, within_tenant: deadline}
+scheduler: {tiers: fair, preempt_gap_ms: 50, locality_window_ms: 20, cost: drf, within_tenant: deadline}
 tiers: {one: {priority: 1, weight: 2}, two: {priority: 1}}
 organisations:
   a: {weight: 2, min: 20%, max_running: 9, tenants: {x: {tiers: [one], members: {weight: 3, max_running: 2}}}}
@@ -94,6 +146,7 @@ organisations:
 """
     snapshot = load_policy_text(text.encode(), "p", TODAY).snapshot(1)
     assert (snapshot.cost, snapshot.within_tenant, snapshot.plugin) == (CostName.DRF, WithinTenant.DEADLINE, "")
+    assert snapshot.locality_window_ms == 20.0
     assert (snapshot.tiers_policy, snapshot.preempt_gap_ms, [tier.weight for tier in snapshot.tiers], snapshot.nodes) == (
         TiersPolicy.FAIR,
         50.0,

@@ -197,6 +197,12 @@ def test_limits_of_requests_hold_for_those_that_come() -> None:
     assert [note.subject for note in notes(("max_wait: 10s", "max_wait: 5s"))] == ["limits of a request"]
 
 
+def test_a_locality_window_is_a_change_of_order() -> None:
+    edit = ("within_tier: fair}", "within_tier: fair, locality_window_ms: 100}")
+    changed = [change[3:] for change in changes(edit)]
+    assert (changed, [note.subject for note in notes(edit)]) == ([("locality_window_ms", "0", "100")], ["scheduler"])
+
+
 def test_a_change_of_order_is_told_once() -> None:
     found = notes(("weight: 3\n", "weight: 2\n"), ("priority: 2", "priority: 9"))
     assert [note.subject for note in found].count("scheduler") == 1

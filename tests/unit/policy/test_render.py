@@ -43,7 +43,7 @@ SHOP = """acme/shop
   budgets (not enforced yet)   {per: day, tokens: 50000, on_exhausted: {demote_to: batch}}    line 15
   keys                         k1 until 2999-01-31                                            line 12
   min                          0%                                                             default
-  kv_limit (not enforced yet)  10000 tokens                                                   line 14
+  kv_limit                     10000 tokens                                                   line 14
   max_in_flight of all acme    9                                                              line 8
   max_wait in gold             90s                                                            acme/shop
   max_output_tokens in gold    2000                                                           tier gold
@@ -89,7 +89,6 @@ def test_no_hash_is_shown() -> None:
 def test_what_is_not_enforced_is_listed_with_its_place() -> None:
     assert load_policy_text(TEXT.encode(), "p").not_enforced == (
         "p:4:36: tiers.batch.ceil: is not enforced yet",
-        "p:14:9: organisations.acme.tenants.shop.kv_limit: is not enforced yet",
         "p:15:9: organisations.acme.tenants.shop.budgets: is not enforced yet",
     )
 
@@ -121,8 +120,8 @@ def test_check_lists_warnings_and_what_is_not_enforced() -> None:
     code, out, err = run("check", "-", stdin=text)
     assert (code, out, [line.split(": ", 1)[0] for line in err.splitlines()]) == (
         0,
-        "-: ok: 2 tiers, 2 tenants, 1 keys, 3 not enforced yet\n",
-        ["warning", "note", "note", "note"],
+        "-: ok: 2 tiers, 2 tenants, 1 keys, 2 not enforced yet\n",
+        ["warning", "note", "note"],
     )
 
 

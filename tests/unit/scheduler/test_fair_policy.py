@@ -133,14 +133,15 @@ def test_tiers_of_one_band_share_by_their_weights() -> None:
 
 
 def test_a_gap_gives_a_newcomer_the_right_to_evict_and_without_one_it_waits() -> None:
-    # A holds 4 * 23 blocks and grows to 108 of 108; B's 13 do not fit. A has nothing queued, so B is lifted to A's counter: it
-    # has no claim on the past, but A's lead grows while B waits, by 4 decodes a step.
+    # A holds 4 * 13 blocks and grows to 108 of 108; B's 57 do not fit. A has nothing queued, so B is lifted to A's counter: it
+    # has no claim on the past, but A's lead grows while B waits, by 4 decodes a step, to more than the 400 tokens at most that
+    # each of A's would have to compute again.
     preemptions = {}
     for gap_ms in (None, 20.0):
         driver = fair_world(num_blocks=108, gap_ms=gap_ms, max_num_seqs=4, check=True)
-        for one in backlog("o/a", 1, 4, prompt=360, max_tokens=60):
+        for one in backlog("o/a", 1, 4, prompt=200, max_tokens=220):
             driver.add(one)
-        driver.add_at_arrival([request(50, "standard", prompt=200, max_tokens=4, tenant="o/b", arrival_s=0.15)])
+        driver.add_at_arrival([request(50, "standard", prompt=900, max_tokens=4, tenant="o/b", arrival_s=0.15)])
         driver.run_until_idle()
         preemptions[gap_ms] = driver.scheduler.num_preemptions
     assert preemptions[None] == 0

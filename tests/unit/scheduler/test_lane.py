@@ -99,3 +99,19 @@ def test_blocks_filled_in_the_lane_are_found_once_their_sequence_has_ended() -> 
     driver.run_until_idle()
     started = next(delta.started for delta in driver.transcripts[RequestId(2)].deltas if delta.started)
     assert started.cached_tokens == 32  # of 16 + 24 the last token's KV was never computed: four whole blocks of 39
+
+
+@pytest.mark.parametrize("policy", [TiersPolicy.FCFS, TiersPolicy.FAIR])
+def test_a_step_whose_tokens_run_out_keeps_its_lane_while_seats_are_left(policy: TiersPolicy) -> None:
+    """Members' tokens are theirs whoever goes first, so a prompt and a head that want more do not take the lane apart."""
+    driver = world(policy=policy, budget=16, max_num_seqs=8, num_blocks=200, tiers=(Tier("batch", 10),))
+    for number in (1, 2, 3):
+        driver.add(request(number, prompt=4, max_tokens=200, tenant=f"org/t{number}"))
+    for _ in range(3):
+        driver.turn()
+    driver.add(request(4, prompt=130, max_tokens=4, tenant="org/t4"))
+    driver.add(request(5, prompt=130, max_tokens=4, tenant="org/t5"))
+    seen = launched(driver)
+    for _ in range(10):
+        driver.turn()
+    assert [(len(output.decode_slots), [e.num_tokens for e in output.scheduled]) for output in seen] == [(3, [13])] * 10

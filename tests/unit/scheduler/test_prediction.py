@@ -13,12 +13,14 @@ from fairlane.blockmgr.hashing import HashChain
 from fairlane.scheduler.cost import Ledger, TokensCost
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
+from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.policies.node import Node, SteadyCost
 from fairlane.scheduler.prediction import OutputPredictor
-from fairlane.scheduler.request import Payer, Request, Sequence
+from fairlane.scheduler.request import Payer, Request, RequestId, Sequence
 from fairlane.scheduler.tenancy import Tier, TiersPolicy
 
 TIERS = (Tier("batch", 10),)
+PREDICTS = make_policy(replace(snapshot(TiersPolicy.FAIR, TIERS), predict_output=True))
 
 
 def sequence(number: int, tenant: str = "o/a", outputs: int = 0, prompt: int = 100, max_tokens: int = 1000) -> Sequence:
@@ -32,7 +34,7 @@ def test_a_request_is_expected_to_cost_its_prompt_and_what_its_owners_last_ones_
     outputs, one = OutputPredictor(), sequence(9)
     for number in range(20):
         outputs.ended(sequence(number, outputs=41))
-    outputs.expect(one, TokensCost(), 0)
+    outputs.expect(one, PREDICTS, TokensCost(), 0)
     assert one.expected_charge == 100 * 10 + 40 * 20  # the first token comes with the prompt
 
 
@@ -43,7 +45,7 @@ def test_the_newest_requests_count_most_and_strangers_go_by_everybodys() -> None
     for number in range(30):
         outputs.ended(sequence(number, "o/a", outputs=11))
     for one in (known, stranger):
-        outputs.expect(one, TokensCost(), 0)
+        outputs.expect(one, PREDICTS, TokensCost(), 0)
     assert (known.expected_charge, stranger.expected_charge) == (1200, 1200)
 
 
@@ -52,7 +54,7 @@ def test_no_more_is_expected_than_it_may_generate_nor_what_others_pay() -> None:
     outputs.ended(sequence(1, outputs=500))
     evicted.evicted_by, evicted.recompute_until = Payer("gold", "o/b"), 105
     for one in (short, evicted):
-        outputs.expect(one, TokensCost(), 0)
+        outputs.expect(one, PREDICTS, TokensCost(), 0)
     # 5 of its 110 tokens were never computed before; 490 are still to come, the first with those
     assert (short.expected_charge, evicted.expected_charge) == (1000 + 5 * 20, 5 * 10 + 489 * 20)
 
@@ -72,6 +74,32 @@ def test_who_was_let_in_is_behind_at_once_where_outputs_are_predicted() -> None:
         leaf = {name: node.v - node.charged_v for name, node in _tenants(driver).items()}
         firsts.append(leaf["long"] > 50 * 20)
     assert firsts == [False, True]
+
+
+def test_nothing_is_expected_of_anybody_where_no_policy_asks_for_it() -> None:
+    expected = []
+    for predict in (False, True):
+        driver = _world(predict)
+        driver.add(request(1, prompt=32, max_tokens=20, tenant="o/a"))
+        driver.run_until_idle()
+        driver.add(request(2, prompt=32, max_tokens=20, tenant="o/a"))
+        driver.turn()
+        one = driver.scheduler.sequence(RequestId(2))
+        expected.append(None if one is None else one.expected_charge)
+    assert expected == [0, 32 * 10 + 19 * 20]
+
+
+def test_a_policy_that_predicts_counts_those_too_that_were_let_in_before_it_came() -> None:
+    driver = _world(predict=False)
+    driver.add(request(1, prompt=32, max_tokens=40, tenant="o/long"))
+    driver.run_until_idle()
+    driver.add(request(2, prompt=32, max_tokens=40, tenant="o/long"))
+    for _ in range(3):
+        driver.turn()
+    driver.apply(replace(snapshot(TiersPolicy.FAIR, TIERS, 3), predict_output=True))
+    driver.turn()
+    node = _tenants(driver)["long"]
+    assert node.v - node.charged_v > 30 * 20  # of the 40 tokens that the one before it generated
 
 
 def _world(predict: bool, *, seats: int = 6, num_blocks: int = 60) -> EngineDriver:

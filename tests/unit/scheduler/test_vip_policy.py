@@ -15,7 +15,7 @@ from fairlane.scheduler.output import StepResult
 from fairlane.scheduler.policies import VIPPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
 from fairlane.scheduler.policies.share_debts import ShareDebts
-from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
+from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Shaping, ShapingRule, Tier, TiersPolicy
 
 
 def first_token_s(driver: EngineDriver, number: int) -> float:
@@ -183,7 +183,7 @@ def test_a_tier_removed_from_the_policy_lives_on_for_the_work_it_admitted() -> N
     ("shaping", "plan"),
     [
         (Shaping.OFF, StepPlan(400)),
-        (Shaping.GENTLE, StepPlan(400, 100, None, True)),
+        (Shaping.GENTLE, StepPlan(400, 100, 266, True)),
         (Shaping.BALANCED, StepPlan(400, 100, 200, True)),
         (Shaping.STRICT, StepPlan(400, 100, 100, True)),
         (ShapingRule(0.2, False), StepPlan(400, 100, 80, False)),
@@ -242,3 +242,35 @@ def test_beside_a_vip_that_streams_lower_prompts_get_what_its_tpot_target_leaves
     reading = policy.plan(BatchView(400, {"gold": 1, "batch": 29}, {"gold": 1})).lower_prefill_cap
     # 15 ms hold 100 tokens, of which 25 streams; at least 16; a VIP that reads its prompt has no stream to protect.
     assert (streaming, crowded, reading) == (pytest.approx(75, abs=1), 16, 200)
+
+
+@pytest.mark.parametrize(("shaping", "longest"), [(Shaping.GENTLE, 1), (Shaping.BALANCED, 6)])
+def test_under_gentle_no_lower_stream_pauses_in_two_steps_that_follow_each_other(shaping: Shaping, longest: int) -> None:
+    # One gold prompt in every step, each read in one, so that none is half read when a step is planned.
+    tiers = (Tier("gold", 100, shaping=shaping), Tier("batch", 10))
+    driver = world(tiers=tiers, budget=64, num_blocks=2000, prefix_caching=False)
+    batch = request(99, "batch", prompt=16, max_tokens=40)
+    driver.add(batch)
+    driver.turn()
+    pauses = [0]
+    for number in range(6):
+        driver.add(request(number, "gold", prompt=20, max_tokens=1))
+        had = len(driver.transcripts[batch.request_id].token_ids)
+        driver.turn()
+        gone_on = len(driver.transcripts[batch.request_id].token_ids) > had
+        pauses.append(0 if gone_on else pauses[-1] + 1)
+    assert max(pauses) == longest
+
+
+def test_a_minimum_share_does_not_lift_an_organisations_max_running() -> None:
+    nodes = (NodeShare("o", max_running=1), NodeShare("o/t", min_share=0.5))
+    driver = world(tiers=(Tier("gold", 100), Tier("batch", 10)), nodes=nodes, step_time=StepTime(fixed_s=0.01))
+    for number in range(1, 6):
+        driver.add(request(number, "gold", max_tokens=200))
+    for number in range(11, 15):
+        driver.add(request(number, "batch", max_tokens=200, tenant="o/t"))
+    most = 0
+    for _ in range(100):
+        driver.turn()
+        most = max(most, driver.scheduler.census.running_by_node.copy().get("o/t", 0))
+    assert most == 1

@@ -83,7 +83,7 @@ def test_every_token_is_computed_once_for_its_owner(policy: TiersPolicy, depth: 
 
 def test_recomputed_tokens_are_the_schedulers_own_count() -> None:
     # The scheduler counts at admission what is to be computed again, so only where nobody is evicted before that is done.
-    result = run(mixed(), TiersPolicy.FAIR)
+    result = run(mixed(), TiersPolicy.VIP, replace(SMALL, num_blocks=SMALL.num_blocks // 2))
     counted = sum(counts.recomputed for counts in result.counts.values())
     assert (counted > 0, counted) == (True, result.recomputed_tokens)
 

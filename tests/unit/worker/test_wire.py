@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from fairlane.gateway.snapshot_message import snapshot_message
 from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.scheduler.request import RequestId
-from fairlane.scheduler.tenancy import CostName, NodeShare, Shaping, ShapingRule, Tier, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    GroupShare,
+    KVAmount,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    ShapingRule,
+    Tier,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 from fairlane.worker.wire import ProtocolError, request_from_add, snapshot_from_wire
 
 NAN = float("nan")
@@ -64,6 +77,24 @@ def test_a_tier_carries_its_shaping_by_name_or_in_detail() -> None:
     assert [tier.shaping for tier in snapshot.tiers] == [Shaping.STRICT, ShapingRule(0.8, False, 0.04)]
 
 
+def test_kv_quotas_come_out_of_the_wire_as_they_went_in() -> None:
+    share, tokens = KVAmount(share=0.3), KVAmount(tokens=9000)
+    nodes = (
+        NodeShare("a", kv_guarantee=share, kv_limit=tokens, member_kv_limit=share),
+        NodeShare("a/b", shared_domain="group:g"),
+    )
+    groups = (GroupShare("g", kv_guarantee=tokens), GroupShare("h", kv_limit=share))
+    sent = PolicySnapshot(1, "0", TiersPolicy.VIP, (Tier("t", 1),), nodes=nodes, groups=groups)
+    assert snapshot_from_wire(snapshot_message(sent)) == sent
+
+
+def test_a_kv_share_above_everything_is_refused() -> None:
+    node = pb.NodeSpec(path="a", kv_limit=pb.KVAmount(share=1.5))
+    tier = pb.TierSpec(name="a", shaping="off")
+    with pytest.raises(ProtocolError, match="KV share"):
+        snapshot_from_wire(pb.PolicySnapshot(generation=1, tiers_policy="vip", tiers=[tier], nodes=[node]))
+
+
 def test_a_snapshot_carries_shares_and_the_gap() -> None:
     node = pb.NodeSpec(path="a/b", weight=2, min_share=0.25, max_running=3, member_weight=0.5, member_max_running=1)
     wire = pb.PolicySnapshot(
@@ -74,11 +105,12 @@ def test_a_snapshot_carries_shares_and_the_gap() -> None:
         cost="kv_time",
         within_tenant="deadline",
         predict_output=True,
+        locality_window_ms=20,
         tiers=[pb.TierSpec(name="a", shaping="off", ttft_target_s=0.3)],
         nodes=[node],
     )
     snapshot = snapshot_from_wire(wire)
     assert (snapshot.within_tier, snapshot.preempt_gap_ms, snapshot.cost) == (WithinTier.FAIR, 50, CostName.KV_TIME)
     assert (snapshot.within_tenant, snapshot.tiers) == (WithinTenant.DEADLINE, (Tier("a", 0, ttft_target_s=0.3),))
-    assert snapshot.predict_output
+    assert (snapshot.predict_output, snapshot.locality_window_ms) == (True, 20)
     assert snapshot.nodes == (NodeShare("a/b", 2, 0.25, 3, 0.5, 1),)

@@ -1,0 +1,111 @@
+"""The curves behind two settings of the scheduler, on W9 over several seeds: how many blocks admissions leave free (room.py), and
+how much `shaping: gentle` caps and pauses (policies/vip.py). Prints and judges nothing.
+
+    python benchmarks/bench_relief.py [--json FILE] [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from policy_runs import GAP_MS, SHAPE, TIGHT, Numbers, computed, made, run, tokens, vip_tiers
+from report import console, print_rows, write_json
+
+from fairlane.scheduler.room import LARGEST_PART, RESERVE, Room
+from fairlane.scheduler.scheduler import Scheduler
+from fairlane.scheduler.simulator.report import percentile, waits
+from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.simulation import SimResult
+from fairlane.scheduler.tenancy import Shaping, ShapingRule, TiersPolicy
+
+HOST = replace(TIGHT, num_host_blocks=4 * TIGHT.num_blocks)
+# Times what is expected, the most as a part of all blocks, and whether there is host memory.
+RESERVES = (
+    (0.0, LARGEST_PART, TIGHT), (2.0, LARGEST_PART, TIGHT), (RESERVE, LARGEST_PART, TIGHT), (6.0, 1 / 8, TIGHT),
+    (RESERVE, LARGEST_PART, HOST),
+)  # fmt: skip
+RULES = (
+    ShapingRule(1.0), ShapingRule(1.0, rests=True), ShapingRule(2 / 3, rests=True), ShapingRule(0.5, rests=True),
+    ShapingRule(0.5),
+)  # fmt: skip
+
+
+def reserves(seed: int) -> list[Numbers]:
+    """Tight KV, for each of RESERVES: tokens/s over those of FCFS that leaves the least free, and the part computed again."""
+    workload = made("W9", seed, 30.0, TIGHT)
+    found, base = [], 0.0
+    for times, most, shape in RESERVES:
+        results = {
+            "fcfs": run(workload, TiersPolicy.FCFS, shape, prepare=_leaving(times, most)),
+            "fair": run(workload, TiersPolicy.FAIR, shape, gap_ms=GAP_MS, prepare=_leaving(times, most)),
+        }
+        for name, shaping in (("vip", Shaping.OFF), ("balanced", Shaping.BALANCED)):
+            results[name] = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(shaping), prepare=_leaving(times, most))
+        base = base or tokens(results["fcfs"])
+        found.append(
+            {name: tokens(result) / base for name, result in results.items()}
+            | {f"{name} tax": result.recomputed_tokens / computed(result) for name, result in results.items()}
+        )
+    return found
+
+
+def _leaving(times: float, most: float) -> Callable[[Scheduler], None]:
+    def prepare(scheduler: Scheduler) -> None:
+        blocks, least = scheduler.blocks, scheduler.limits.watermark
+        scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, least, scheduler.swaps, times, most)
+
+    return prepare
+
+
+def shapings(seed: int) -> list[Numbers]:
+    """With ample KV, for each of RULES: VIPs' time to first token over that of VIPs alone, tokens/s over FCFS."""
+    workload = made("W9", seed, 60.0, SHAPE)
+    alone = replace(workload, requests=tuple(r for r in workload.requests if r.tier == "vip"))
+    idle = _ttft(run(alone, TiersPolicy.VIP, tiers=vip_tiers(Shaping.OFF)))
+    fcfs = tokens(run(workload, TiersPolicy.FCFS))
+    shaped = [run(workload, TiersPolicy.VIP, tiers=vip_tiers(rule)) for rule in RULES]
+    return [{"ttft": _ttft(result) / idle, "rate": tokens(result) / fcfs} for result in shaped]
+
+
+def _ttft(result: SimResult) -> float:
+    return percentile(waits([o for o in result.outcomes if o.planned.account.tier == "vip"], result.duration_s), 0.99)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write environment and rows there")
+    parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
+        kept, shaped = ([pool.submit(job, seed) for seed in range(arguments.seeds)] for job in (reserves, shapings))
+        of_reserves = _means([job.result() for job in kept])
+        of_rules = _means([job.result() for job in shaped])
+    tables = [
+        [{"reserve": f"{times:g}", "at most": f"{most:.3f}", "host blocks": _host(shape)} | numbers
+         for (times, most, shape), numbers in zip(RESERVES, of_reserves, strict=True)],
+        [{"share": f"{rule.prefill_share:.2f}", "pause": "every other" if rule.rests else "every step"} | numbers
+         for rule, numbers in zip(RULES, of_rules, strict=True)],
+    ]  # fmt: skip
+    print_rows("blocks left free", tables[0])
+    print_rows("gentle", tables[1])
+    console.print(f"{arguments.seeds} seeds, means")
+    write_json(arguments.json, [], [*tables[0], *tables[1]])
+
+
+def _host(shape: WorkerShape) -> str:
+    return str(shape.num_host_blocks)
+
+
+def _means(seeds: list[list[Numbers]]) -> list[Numbers]:
+    """Of each row over the seeds."""
+    return [{name: mean(numbers[name] for numbers in rows) for name in rows[0]} for rows in zip(*seeds, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
