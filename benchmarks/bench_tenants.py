@@ -52,17 +52,17 @@ from fairlane.worker.executors import make_executor
 
 Say = Callable[[str], None]
 NUM_RESIDENT, HOST_KV, HOST_BLOCKS = 256, "16GiB", 8192
-SHARES_EACH = 550
+SHARES_EACH = 700
 SHOWN = ("load", "policy", "via", "requests", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "many_tok_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A row to be: a load under a policy, as often as there are workloads, or once."""
+    """A row to be: a load under a policy. most: workloads, one after another, pooled."""
 
     load: str
     policy: str
-    pooled: bool = False
+    most: int = 1
 
     @property
     def name(self) -> str:
@@ -72,13 +72,13 @@ class Part:
         if self.load == "shares":
             return [shares(given.each).scaled(given.scale)]
         make = {"alone": alone, "overload": overload, "flood": flood}[self.load]
-        return [make(number).scaled(given.scale) for number in range(1, (given.workloads if self.pooled else 1) + 1)]
+        return [make(number).scaled(given.scale) for number in range(1, min(given.workloads, self.most) + 1)]
 
 
 PARTS = (
-    Part("overload", "vip-balanced", pooled=True),
+    Part("overload", "vip-balanced", most=5),
     Part("overload", "fcfs"),
-    Part("flood", "flood-fair", pooled=True),
+    Part("flood", "flood-fair", most=3),
     Part("flood", "flood-fcfs"),
     Part("shares", "shares-fair"),
     Part("alone", "vip-balanced"),
@@ -168,7 +168,7 @@ def measure_gateway(session: Session, config: WorkerConfig) -> None:
     for part in session.parts(OVER_GATEWAY):
         try:
             with tempfile.TemporaryDirectory(prefix="fl") as folder:
-                _serve_part(session, config, replace(part, pooled=False), Path(folder))
+                _serve_part(session, config, replace(part, most=1), Path(folder))
         except NotServingError as error:
             session.failures.append(f"{part.name} through the gateway: {error}")
             session.say(f"FAILED {part.name} through the gateway: {error}")
@@ -213,7 +213,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--simulate", action="store_true", help="short for --via simulator; checks are of its rows")
     add("--shape", type=Path, metavar="FILE", help="the simulator's worker, from fairlane calibrate (default: its H200)")
     add("--only", type=names, default=[], metavar="ROWS", help="loads, or load/policy, with commas")
-    add("--workloads", type=int, default=5, help="of the rows that are pooled (default 5: 200 VIP requests)")
+    add("--workloads", type=int, default=5, help="at most so many of a row that pools several (default 5: 200 VIP requests)")
     add("--each", type=int, default=SHARES_EACH, help="requests of each tenant of `shares` (default %(default)s)")
     add("--scale", type=positive, default=1.0, help="of counts and lengths (default 1; nothing is checked otherwise)")
     add("--budget-s", type=positive, metavar="S", help="no run begins, or goes on in the engine, after that many seconds")
@@ -243,7 +243,7 @@ def worker_config(given: argparse.Namespace, folder: Path) -> WorkerConfig:
     """bench_serving.py's, with the peers' KV cache and batch, and room for those that pause."""
     if given.scale == 1:
         given.set = [*(f"{key}={value}" for key, value in SETTINGS.items()), f"max_num_resident={NUM_RESIDENT}", *given.set]
-        given.set = ["kv_cache=null", f"host_kv_cache={HOST_KV}", *given.set]
+        given.set = [f"host_kv_cache={HOST_KV}", *given.set]
     return bench_serving.worker_config(given, folder)
 
 

@@ -47,9 +47,9 @@ class RopeDecodeBench(DecodeBench):
         frequencies = 500000.0 ** -torch.linspace(0, 1, g.head_dim // 2, device=world.device)
         angles = torch.outer(torch.arange(8 * K, device=world.device), frequencies)
         tables = angles.cos(), angles.sin()
-        norms = [world.normal(g.head_dim) if normed else None for _ in range(2)]
+        q_norm, k_norm = (world.normal(g.head_dim) if normed else None for _ in range(2))
         self._new = [
-            NewTokens(qkv, last, blocks * size + last % size, *tables, *norms, 1e-6)
+            NewTokens(qkv, last, blocks * size + last % size, *tables, q_norm, k_norm, 1e-6)
             for qkv in world.normal(len(self._q), len(self._lens), (g.num_heads + 2 * g.num_kv_heads) * g.head_dim)
         ]
 
