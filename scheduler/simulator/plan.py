@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice, repeat
 
 from fairlane.scheduler.request import CacheMode, Request, RequestId, SamplingParams
 from fairlane.scheduler.simulator.meter import Account
@@ -88,5 +89,5 @@ def _blank(length: int) -> tuple[int, ...]:
 
 def _prompt(prefix: tuple[int, ...], length: int, block: int, number: int) -> tuple[int, ...]:
     """Even ids for what others may share, an odd one of its own for the rest."""
-    ids = [2 * identity for identity in prefix for _ in range(block)][:length]
+    ids = list(islice(chain.from_iterable(repeat(2 * identity, block) for identity in prefix), length))
     return (*ids, *((2 * number + 1,) * (length - len(ids))))

@@ -18,6 +18,10 @@ RATE_COLUMNS = ("client", "t_s", "rate_rps", "cv", "dist", "shape", "scale")
 WINDOW_S = 600.0
 TIER = "default"
 MAX_PROMPT, MAX_OUTPUT = 32_000, 8_000
+# Of one client in one window.
+MAX_REQUESTS = 10_000_000
+# The smallest of ServeGen's own is 0.0067, and below 0.0051 a Weibull draw can be larger than any float.
+LEAST_SHAPE = 0.006
 
 
 class Window(NamedTuple):
@@ -79,7 +83,7 @@ def read_clients(path: Path, text: Sequence[str]) -> Clients:
         dist = row.text("dist")
         if dist not in ("Gamma", "Weibull"):
             row.wrong("dist", "Gamma or Weibull is needed")
-        window = Window(row.number("t_s"), row.number("rate_rps"), dist, row.number("shape", least=1e-6))
+        window = Window(row.number("t_s"), row.number("rate_rps"), dist, row.number("shape", least=LEAST_SHAPE))
         windows.setdefault(row.text("client"), []).append(window)
     if not windows:
         raise SimulationInputError(f"{path}: has no clients")
@@ -128,6 +132,11 @@ def draw_client(
         if start_s >= end_s:
             continue
         count = int(window.rate * speed * WINDOW_S + random.random())
+        if count > MAX_REQUESTS:
+            raise SimulationInputError(
+                f"client {client} asks for {count:,} requests in the {WINDOW_S:g} s from {window.start_s:g} s on: at most "
+                f"{MAX_REQUESTS:,} are allowed"
+            )
         for at_s in _arrivals(window, count, random):
             if start_s + at_s >= end_s:
                 break

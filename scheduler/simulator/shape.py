@@ -69,7 +69,7 @@ class WorkerShape:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SimulationInputError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SimulationInputError(f"{path}: is not JSON: {error}") from None
         try:
             return cls.of(values)
@@ -98,21 +98,24 @@ class WorkerShape:
 
 # The least that a count may be; 1 for the others.
 _LEAST = {"num_host_blocks": 0, "max_num_resident": 0, "max_prefill_chunk": 0, "depth": 0}
-_MOST = {"depth": 2}
-_LARGEST = 1 << 40
+# The most: all of a worker's blocks are there, and more tokens or sequences than these no worker takes into a step.
+_MOST = {
+    "depth": 2, "num_blocks": 20_000_000, "num_host_blocks": 20_000_000, "block_size": 65_536, "max_num_seqs": 1 << 20,
+    "max_num_resident": 1 << 20, "max_num_batched_tokens": 1 << 24, "max_prefill_chunk": 1 << 24, "max_model_len": 1 << 24,
+}  # fmt: skip
+_MAX_NETWORK_S = 3600.0
 
 
 def _value(name: str, value: object) -> StepModel | float | int:
     if name == "step":
         return StepModel.of(value)
     if name == "network_s":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LARGEST:
-            raise SimulationInputError(f"{name}: {value!r}: a number of seconds, at least 0, is needed")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_NETWORK_S:
+            raise SimulationInputError(f"{name}: {value!r}: a number of seconds, from 0 to {_MAX_NETWORK_S:g}, is needed")
         return float(value)
-    least, most = _LEAST.get(name, 1), _MOST.get(name, _LARGEST)
+    least, most = _LEAST.get(name, 1), _MOST[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        bounds = f"from {least} to {most}" if name in _MOST else f"at least {least}"
-        raise SimulationInputError(f"{name}: {value!r}: a whole number, {bounds}, is needed")
+        raise SimulationInputError(f"{name}: {value!r}: a whole number, from {least} to {most}, is needed")
     return value
 
 

@@ -13,6 +13,9 @@ from typing import Any, NoReturn
 
 from fairlane.scheduler.simulator.errors import SimulationInputError
 
+# More is no count of tokens, and a prompt has to fit into memory.
+MAX_COUNT, MAX_PROMPT_TOKENS = 2**40, 10_000_000
+
 
 def lines(path: Path) -> list[str]:
     """The text of a file, or of a .gz; a byte order mark and empty lines at the end are nothing. Raises SimulationInputError."""
@@ -49,20 +52,31 @@ class Row:
 
     def number(self, field: str, *, least: float = 0.0) -> float:
         """A finite number, at least `least`."""
+        given = self._values.get(field)
+        if given is None or isinstance(given, bool):
+            self.wrong(field, "a number is needed")
         try:
-            value = float(self._values[field])
-        except (KeyError, TypeError, ValueError):
+            value = float(given)
+        except OverflowError:
+            value = math.inf
+        except (TypeError, ValueError):
             self.wrong(field, "a number is needed")
         if not math.isfinite(value) or value < least:
             self.wrong(field, f"at least {least:g} is needed")
         return value
 
-    def count(self, field: str) -> int:
-        """A whole number of at least 1."""
-        value = self.number(field, least=1)
+    def count(self, field: str, *, least: int = 1, most: int = MAX_COUNT) -> int:
+        """A whole number from `least` to `most`."""
+        value = self.number(field, least=least)
         if value != int(value):
             self.wrong(field, "a whole number is needed")
+        if value > most:
+            self.wrong(field, f"at most {most} is allowed")
         return int(value)
+
+    def prompt(self, field: str) -> int:
+        """The tokens of a prompt."""
+        return self.count(field, most=MAX_PROMPT_TOKENS)
 
     def ids(self, field: str) -> tuple[int, ...]:
         """A list of whole numbers; none if it is not there."""
@@ -77,14 +91,23 @@ class Row:
 
 def csv_rows(path: Path, text: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
     """Rows below a header that names at least these columns."""
-    header = next(csv.reader(text[:1]))
+    header = text[0].split(",")
     missing = [column for column in columns if column not in header]
     if missing:
         raise SimulationInputError(f"{path}:1: there is no column {missing[0]}")
-    for number, cells in enumerate(csv.reader(text[1:]), 2):
+    for number, cells in _cells(path, text[1:]):
         if len(cells) != len(header):
             raise SimulationInputError(f"{path}:{number}: {len(cells)} fields: the header names {len(header)}")
         yield Row(path, number, dict(zip(header, cells, strict=True)))
+
+
+def _cells(path: Path, text: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line with its number; the first is line 2. A quoted cell ends in its line."""
+    for number, line in enumerate(text, 2):
+        try:
+            yield number, next(csv.reader([line], strict=True), [])
+        except csv.Error as error:
+            raise SimulationInputError(f"{path}:{number}: is no line of a CSV file: {error}") from None
 
 
 def json_rows(path: Path, text: Sequence[str]) -> Iterator[Row]:
@@ -92,7 +115,7 @@ def json_rows(path: Path, text: Sequence[str]) -> Iterator[Row]:
     for number, line in enumerate(text, 1):
         try:
             values = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
             raise SimulationInputError(f"{path}:{number}: is not a JSON object")

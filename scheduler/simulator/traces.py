@@ -19,6 +19,8 @@ from fairlane.scheduler.simulator.workload import SimRequest, Workload, in_order
 SAMPLES = Path(__file__).parent / "samples"
 CLIENTS = 8
 TIER = "default"
+DAY_S = 86_400.0
+MAX_DURATION_S = 7 * DAY_S
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _ARENA = ("arrival_s", "tenant", "prompt_tokens", "output_tokens")
 
@@ -36,6 +38,11 @@ def load_trace(path: Path, seed: int = 0, duration_s: float | None = None, speed
         workload = _replayed(_reader(path, text[0], header)(path, text, seed), duration_s, speed)
     if not workload.requests:
         raise SimulationInputError(f"{path}: has no requests" + ("" if duration_s is None else f" in its first {duration_s:g} s"))
+    if workload.duration_s > MAX_DURATION_S:
+        raise SimulationInputError(
+            f"{path}: lasts {workload.duration_s / DAY_S:,.1f} days: at most {MAX_DURATION_S / DAY_S:g} can be simulated; "
+            "--duration takes its beginning"
+        )
     return workload
 
 
@@ -76,12 +83,14 @@ def _azure(path: Path, text: Sequence[str], seed: int) -> Workload:
         except ValueError:
             row.wrong("TIMESTAMP", "a time such as 2023-11-16 18:15:46.68 is needed")
         start = start or time
+        if (time.tzinfo is None) != (start.tzinfo is None):
+            row.wrong("TIMESTAMP", "times with and without an offset from UTC cannot be compared")
         arrival_s = (time - start).total_seconds()
         if arrival_s < 0:
             row.wrong("TIMESTAMP", f"is before the trace's first, {start}")
-        output = max(1, int(row.number("GeneratedTokens")))
+        output = max(1, row.count("GeneratedTokens", least=0))
         node = f"trace/client{random.randrange(CLIENTS)}"
-        requests.append(SimRequest(arrival_s, node, TIER, row.count("ContextTokens"), output))
+        requests.append(SimRequest(arrival_s, node, TIER, row.prompt("ContextTokens"), output))
     return _workload(path, requests)
 
 
@@ -94,7 +103,7 @@ def _arena(path: Path, text: Sequence[str], seed: int) -> Workload:
                 row.number("arrival_s"),
                 f"arena/{row.text('tenant')}",
                 TIER,
-                row.count("prompt_tokens"),
+                row.prompt("prompt_tokens"),
                 row.count("output_tokens"),
             )
             for row in csv_rows(path, text, _ARENA)
@@ -109,7 +118,7 @@ def _mooncake(path: Path, text: Sequence[str], seed: int) -> Workload:
     for row in json_rows(path, text):
         prefix = row.ids("hash_ids")
         client = (prefix[1] if len(prefix) > 1 else 0) % CLIENTS
-        prompt, output = row.count("input_length"), max(1, int(row.number("output_length")))
+        prompt, output = row.prompt("input_length"), max(1, row.count("output_length", least=0))
         requests.append(SimRequest(row.number("timestamp") / 1000, f"trace/client{client}", TIER, prompt, output, prefix=prefix))
     return _workload(path, requests)
 
@@ -130,7 +139,7 @@ def _recorded(path: Path, text: Sequence[str], seed: int) -> Workload:
                 row.number("arrival_s"),
                 _node(row),
                 tier,
-                row.count("prompt_tokens"),
+                row.prompt("prompt_tokens"),
                 row.count("output_tokens"),
                 max_tokens=row.count("max_tokens") if row.has("max_tokens") else None,
                 prefix=prefix,

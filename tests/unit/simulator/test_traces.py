@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlane.scheduler.simulator.errors import SimulationInputError
+from fairlane.scheduler.simulator.plan import plan
 from fairlane.scheduler.simulator.traces import SAMPLES, load_trace
 
 RECORDED = {"arrival_s": 0.5, "node": "o/t", "tier": "gold", "prompt_tokens": 9, "output_tokens": 3}
@@ -85,6 +86,18 @@ def test_speed_and_duration_cut_a_trace() -> None:
         (json.dumps(RECORDED | {"node": "a/b/c/d"}), 1, "node: 'a/b/c/d': organisation, organisation/tenant or"),
         (json.dumps(RECORDED | {"node": "o//m"}), 1, "node: 'o//m': organisation, organisation/tenant or"),
         (json.dumps(RECORDED) + "\nnonsense", 2, "is not a JSON object"),
+        (json.dumps(RECORDED) + "\n" + '{"node":' + "[" * 100_000, 2, "is not a JSON object"),
+        (json.dumps(RECORDED | {"prompt_tokens": 10**18}), 1, "prompt_tokens: 1000000000000000000: at most 10000000 is allowed"),
+        (json.dumps(RECORDED | {"arrival_s": 10**400}), 1, "at least 0 is needed"),
+        (json.dumps(RECORDED | {"arrival_s": True}), 1, "arrival_s: True: a number is needed"),
+        (json.dumps(RECORDED | {"output_tokens": 10**15}), 1, "output_tokens: 1000000000000000: at most"),
+        ("arrival_s,tenant,prompt_tokens,output_tokens\n1,c,1,1\n1," + "c" * 200_000 + ",1,1", 3, "is no line of a CSV file"),
+        ('arrival_s,tenant,prompt_tokens,output_tokens\n1,"c,1,1\n1,c,1,1', 2, "is no line of a CSV file"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01,1,1\n2023-11-16 18:00:02+00:00,1,1",
+            3,
+            "times with and without an offset",
+        ),
         ("what,is,this", 1, "is no trace of a known kind"),
     ],
 )
@@ -112,3 +125,33 @@ def test_a_rates_file_needs_its_lengths_beside_it(tmp_path: Path) -> None:
     file.write_text("client,t_s,rate_rps,cv,dist,shape,scale\n0,0,1,1,Gamma,1,1")
     with pytest.raises(SimulationInputError, match=r"x_lengths\.csv: cannot be read"):
         load_trace(file)
+
+
+@pytest.mark.parametrize(
+    ("rate", "dist", "shape", "complaint"),
+    [
+        ("1", "Weibull", "1e-5", r"x_rates\.csv:2: shape: '1e-5': at least 0\.006 is needed"),
+        ("1e12", "Gamma", "1", r"client 7 asks for 600,000,000,000,\d{3} requests in the 600 s from 0 s on: at most 10,000,000"),
+    ],
+)
+def test_a_client_that_nobody_could_draw_is_said_to_be(tmp_path: Path, rate: str, dist: str, shape: str, complaint: str) -> None:
+    (tmp_path / "x_lengths.csv").write_text("client,field,q0,q1\n7,input_tokens,1,2\n7,output_tokens,1,2")
+    (tmp_path / "x_rates.csv").write_text(f"client,t_s,rate_rps,cv,dist,shape,scale\n7,0,{rate},1,{dist},{shape},1")
+    with pytest.raises(SimulationInputError, match=complaint):
+        load_trace(tmp_path / "x_rates.csv")
+
+
+def test_a_trace_of_years_is_refused_unless_only_its_beginning_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text("\n".join(json.dumps(RECORDED | {"arrival_s": at_s}) for at_s in (0, 1e300)))
+    beginning = load_trace(file, duration_s=60.0)
+    with pytest.raises(SimulationInputError, match="days: at most 7 can be simulated; --duration takes its beginning"):
+        load_trace(file)
+    assert len(beginning.requests) == 1
+
+
+def test_a_prefix_takes_no_more_memory_than_its_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps(RECORDED | {"prefix": [1, 2, 3], "prefix_block": 10**12}))
+    request = plan(load_trace(file))[0].request()
+    assert request.prompt_token_ids == (0,) * 9
