@@ -209,9 +209,11 @@ class Engine:
         in_force = NO_POLICY if self._snapshot is None else self._snapshot
         names = {tier.name for tier in shadow.tiers}
         missing = tuple(tier for tier in in_force.tiers if tier.name not in names)  # live requests have them
-        try:
+        blocks, limits = self._scheduler.blocks, self._scheduler.limits
+        try:  # its quotas are not looked at, but a policy that could not be put in force is not worth trying
+            make_quotas(shadow, blocks.num_usable_blocks, blocks.block_size, limits.watermark_blocks)
             start_shadow(self._scheduler, replace(shadow, tiers=(*shadow.tiers, *missing)), self._clock.now())
-        except (PolicyUnavailable, ShadowRefused) as error:
+        except (PolicyUnavailable, QuotaError, ShadowRefused) as error:
             return str(error)
         self._shadowed = shadow
         return ""

@@ -4,12 +4,14 @@ assertions, JSON and tables share."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from fairlane.scheduler.cache_domain import unframed
+from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.simulator.fairness import Window, entitled, jain, relative_weights, service_differences
+from fairlane.scheduler.simulator.meter import Counts
 from fairlane.scheduler.simulator.outcome import Outcome
 from fairlane.scheduler.simulator.simulation import SimResult
 
@@ -46,11 +48,13 @@ Figures = dict[Metric, float]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """digest: of the event log. A figure that cannot be told (no request got that far) is not there."""
+    """nodes: those that send, each with its own requests; subtrees: those with senders below, with all of theirs and their own;
+    digest: of the event log. A figure that cannot be told (no request got that far) is not there."""
 
     overall: Figures
     tiers: Mapping[str, Figures]
     nodes: Mapping[str, Figures]
+    subtrees: Mapping[str, Figures]
     digest: str
     num_steps: int
     duration_s: float
@@ -75,13 +79,18 @@ def report(result: SimResult, weights: Mapping[str, float]) -> Report:
     parts = relative_weights(list(by_node), weights)
     demand = {node: float(sum(map(_demand, outcomes))) for node, outcomes in by_node.items()}
     due = entitled(demand, parts, total)
-    tiers = {tier: _figures(result, outcomes, "tier", tier, total) for tier, outcomes in by_tier.items()}
-    nodes = {node: _figures(result, outcomes, "node", node, total) for node, outcomes in by_node.items()}
-    kv = _kv_by_node(result)
-    for node, figures in nodes.items():
-        figures[Metric.KV_USED_MEAN], figures[Metric.KV_USED_MAX] = kv.get(node, (0.0, 0.0))
-        figures[Metric.ENTITLED_SHARE] = due[node] / total if total else 0.0
-    overall = _figures(result, [o for outcomes in by_tier.values() for o in outcomes], None, "", total)
+    counts = result.counts
+    tiers = {
+        tier: _figures(result, outcomes, [found for account, found in counts.items() if account.tier == tier], total)
+        for tier, outcomes in by_tier.items()
+    }
+    domains = _own_domains(result)
+    nodes = {node: _of_nodes(result, {node: outcomes}, domains.get(node, []), due, total) for node, outcomes in by_node.items()}
+    subtrees = {}
+    for top, senders in _subtrees(by_node).items():
+        below = [domain for node, own in domains.items() if top in prefixes(node) for domain in own]
+        subtrees[top] = _of_nodes(result, {node: by_node[node] for node in senders}, below, due, total)
+    overall = _figures(result, [o for outcomes in by_tier.values() for o in outcomes], list(counts.values()), total)
     served = service_by_node(result)
     overall[Metric.JAIN] = jain([served.get(node, 0.0) / due[node] for node in by_node if due[node]])
     _add_windows(overall, result, parts)
@@ -91,17 +100,42 @@ def report(result: SimResult, weights: Mapping[str, float]) -> Report:
     used = [sample.blocks_used / pool for sample in result.samples] or [0.0]
     overall[Metric.KV_USED_MEAN], overall[Metric.KV_USED_MAX] = sum(used) / len(used), max(used)
     overall[Metric.BUSY] = min(1.0, result.busy_s / (result.duration_s * result.num_workers))
-    return Report(overall, tiers, nodes, result.digest, result.num_steps, result.duration_s)
+    return Report(overall, tiers, nodes, subtrees, result.digest, result.num_steps, result.duration_s)
 
 
-def _kv_by_node(result: SimResult) -> dict[str, tuple[float, float]]:
-    """Mean and most of the pool that each node's own cache domain had. What a group shares counts for none of its nodes."""
-    pool, found = result.num_blocks * result.num_workers, dict[str, tuple[float, float]]()
+def with_ancestors(nodes: Iterable[str]) -> dict[str, list[str]]:
+    """Each of them and every node above one, with those of them that are at or below it."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        for path in prefixes(node):
+            found.setdefault(path, []).append(node)
+    return found
+
+
+def _subtrees(nodes: Iterable[str]) -> dict[str, list[str]]:
+    return {top: below for top, below in with_ancestors(nodes).items() if below != [top]}
+
+
+def _of_nodes(
+    result: SimResult, nodes: Mapping[str, list[Outcome]], domains: Sequence[str], due: Mapping[str, float], total: float
+) -> Figures:
+    """Of some senders together, and the cache domains that are theirs."""
+    counts = [found for account, found in result.counts.items() if account.node in nodes]
+    figures = _figures(result, [outcome for outcomes in nodes.values() for outcome in outcomes], counts, total)
+    figures[Metric.ENTITLED_SHARE] = sum(due[node] for node in nodes) / total if total else 0.0
+    pool = result.num_blocks * result.num_workers
+    held = [sum(sample.blocks_by_domain.get(domain, 0) for domain in domains) / pool for sample in result.samples] or [0.0]
+    figures[Metric.KV_USED_MEAN], figures[Metric.KV_USED_MAX] = sum(held) / len(held), max(held)
+    return figures
+
+
+def _own_domains(result: SimResult) -> dict[str, list[str]]:
+    """Each node's cache domains. What a group shares counts for none of its nodes."""
+    found: dict[str, list[str]] = {}
     for domain in {domain for sample in result.samples for domain in sample.blocks_by_domain}:
         kind, _, node = unframed(domain).partition(":")
         if kind in ("tenant", "member"):
-            used = [sample.blocks_by_domain.get(domain, 0) / pool for sample in result.samples]
-            found[node] = sum(used) / len(used), max(used)
+            found.setdefault(node, []).append(domain)
     return found
 
 
@@ -131,7 +165,7 @@ def waits(outcomes: Sequence[Outcome], end_s: float) -> list[float]:
     return found
 
 
-def _figures(result: SimResult, outcomes: Sequence[Outcome], level: str | None, name: str, total: float) -> Figures:
+def _figures(result: SimResult, outcomes: Sequence[Outcome], counts: Sequence[Counts], total: float) -> Figures:
     figures: Figures = {
         Metric.REQUESTS: len(outcomes),
         Metric.FINISHED: sum(outcome.finished for outcome in outcomes),
@@ -145,7 +179,6 @@ def _figures(result: SimResult, outcomes: Sequence[Outcome], level: str | None, 
     for (median, tail), values in spread.items():
         if values:
             figures[median], figures[tail] = 1000 * percentile(values, 0.5), 1000 * percentile(values, 0.99)
-    counts = [found for account, found in result.counts.items() if level is None or getattr(account, level) == name]
     figures[Metric.TOKENS_PER_S] = sum(found.output for found in counts) / result.duration_s
     figures[Metric.SHARE] = sum(found.service for found in counts) / total if total else 0.0
     figures[Metric.PREEMPTIONS] = sum(outcome.preemptions for outcome in outcomes)
@@ -161,6 +194,11 @@ def _queued_s(outcome: Outcome, end_s: float) -> float:
 
 def windows(result: SimResult, window_s: float) -> list[Window]:
     """Whole windows of the run, by the samples next to their borders; none if there are too few samples."""
+    asked: dict[int, dict[str, float]] = {}
+    for outcome in result.outcomes:
+        own = asked.setdefault(int(outcome.planned.asked.arrival_s / window_s), {})
+        node = outcome.planned.account.node
+        own[node] = own.get(node, 0.0) + _demand(outcome)
     found: list[Window] = []
     border_s, before = window_s, dict[str, float]()
     for sample in result.samples:
@@ -170,12 +208,7 @@ def windows(result: SimResult, window_s: float) -> list[Window]:
         for account, service in sample.service.items():
             now[account.node] = now.get(account.node, 0.0) + service
         got = {node: service - before.get(node, 0.0) for node, service in now.items()}
-        asked: dict[str, float] = {}
-        for outcome in result.outcomes:
-            if border_s - window_s <= outcome.planned.asked.arrival_s < border_s:
-                node = outcome.planned.account.node
-                asked[node] = asked.get(node, 0.0) + _demand(outcome)
-        found.append(Window(window_s, got, asked))
+        found.append(Window(window_s, got, asked.get(len(found), {})))
         before, border_s = now, border_s + window_s
     return found
 

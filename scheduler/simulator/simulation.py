@@ -44,7 +44,8 @@ class Sample:
 
 @dataclass(slots=True)
 class SimResult:
-    """One run. duration_s: how long it was watched; digest: of its event log."""
+    """One run. duration_s: how long it was watched; digest: of its event log; policy_fault: why fcfs took the place of a plugin,
+    empty if it did not."""
 
     workload: Workload
     duration_s: float
@@ -61,6 +62,7 @@ class SimResult:
     preemptions: int
     recomputed_tokens: int
     swaps_out: int
+    policy_fault: str
 
 
 @contextmanager
@@ -235,4 +237,5 @@ class Simulation:
             preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
             recomputed_tokens=sum(scheduler.num_recomputed_tokens for scheduler in schedulers),
             swaps_out=sum(scheduler.swaps.num_out for scheduler in schedulers),
+            policy_fault=next((fault for scheduler in schedulers if (fault := scheduler.stats().policy_fault)), ""),
         )

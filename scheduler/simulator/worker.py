@@ -10,7 +10,8 @@ from typing import Protocol
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.engine import ApplyPolicy, Command, Engine
 from fairlane.scheduler.events import DecodedTokens, Delta
-from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.kv_quotas import QuotaError, make_quotas
+from fairlane.scheduler.policies import PolicyUnavailable, make_policy
 from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.clock import EventClock
@@ -93,6 +94,16 @@ class SimWorker:
                 self._observer.decoded(self.index, now_s, column.request_ids)
         for delta in deltas:
             self._observer.told(self.index, now_s, delta)
+
+
+def refusal(snapshot: PolicySnapshot, shape: WorkerShape) -> str:
+    """Why a worker of this shape would not put the policy in force; empty if it would."""
+    try:
+        make_quotas(snapshot, shape.num_blocks, shape.block_size, shape.limits().watermark_blocks)
+        make_policy(snapshot)
+    except (PolicyUnavailable, QuotaError) as error:
+        return str(error)
+    return ""
 
 
 def _must_apply(refusal: str) -> None:

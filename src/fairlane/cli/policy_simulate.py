@@ -4,6 +4,7 @@ reads flags and says what is wrong with them."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +14,14 @@ from fairlane.cli.exits import FAILED, USAGE, needs, stop
 from fairlane.cli.policy import load_or_stop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fairlane.scheduler.simulator.placement import Placed
     from fairlane.simulate.policies import Candidate
     from fairlane.simulate.runs import Asked, Run
 
-MAX_DURATION_S = 7 * 86400.0
+# Times the recorded, or a workload's own, rate.
+MAX_SPEED = 1000.0
 
 
 def mount(app: typer.Typer) -> None:
@@ -59,47 +63,53 @@ def simulate(
     fairlane calibrate --out shape.json && fairlane policy simulate tenants.yaml --trace yesterday.jsonl --shape shape.json
     """
     with needs("server"):
-        from rich.console import Console
-
         from fairlane.config.source import UnreadableFile
         from fairlane.errors import ConfigError
         from fairlane.scheduler.simulator.errors import SimulationInputError
         from fairlane.simulate.assertions import check_names, judge, load_assertions
         from fairlane.simulate.policies import Candidate
         from fairlane.simulate.runs import prepare
-        from fairlane.simulate.show import document, tables, verdicts
+        from fairlane.simulate.show import document, faults, output_console, tables, verdicts
     if png is not None:
         with needs("demo"):
             import matplotlib  # noqa: F401 - not there: say so now, not after the runs
     for option, path in (("--json", json_file), ("--png", png)):
-        if path is not None and not path.resolve().parent.is_dir():
-            stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
+        if path is not None:
+            _must_be_writable(option, path)
     candidates = [Candidate(name, load_or_stop(name)) for name in (file, against) if name is not None]
     try:
         asked = _asked(trace, workload, seed, workers, shape, duration, speed)
         required = None if assertions is None else load_assertions(assertions)
         placed = prepare(candidates, asked.load())
         if required is not None:
-            check_names(required, placed[0].workload)
+            check_names(required, placed[0].workload, candidates[0])
     except (SimulationInputError, UnreadableFile) as error:
         stop(USAGE, str(error))
     except ConfigError as error:
         for finding in error.findings:
             typer.echo(finding, err=True)
         raise typer.Exit(USAGE) from None
+    for candidate in candidates:
+        if why := candidate.refusal(asked.shape):
+            stop(FAILED, f"{candidate.name}: a worker of this shape refuses it: {why}")
+    _say_who(candidates, placed)
     runs = _runs(candidates, placed, asked)
     found = [] if required is None else judge(required.value.assertions, runs[0].report)
-    console = Console(width=None if Console().is_terminal else 180)
-    _say_who(placed[0])
+    console = output_console()
     tables(console, runs)
     if found:
         verdicts(console, found)
-    if json_file is not None:
-        json_file.write_text(json.dumps(document(asked, runs, found), indent=2) + "\n", encoding="utf-8")
-    if png is not None:
-        from fairlane.simulate.picture import draw
+    try:
+        if json_file is not None:
+            json_file.write_text(json.dumps(document(asked, runs, found), indent=2) + "\n", encoding="utf-8")
+        if png is not None:
+            from fairlane.simulate.picture import draw
 
-        draw(runs, png)
+            draw(runs, png)
+    except OSError as error:
+        stop(FAILED, f"{error.filename}: cannot be written: {error.strerror}")
+    if replaced := faults(runs):
+        stop(FAILED, "; ".join(replaced))
     if not all(verdict.holds for verdict in found):
         raise typer.Exit(FAILED)
 
@@ -113,13 +123,14 @@ def _asked(
 
     if (trace is None) == (workload is None):
         stop(USAGE, "--trace FILE or --workload NAME, one of them, is needed")
-    if not 0 < speed <= 1e6:
-        stop(USAGE, f"--speed: {speed:g}: more than 0 is needed")
+    if not 0 < speed <= MAX_SPEED:
+        stop(USAGE, f"--speed: {speed:g}: more than 0 and at most {MAX_SPEED:g} is needed")
     return Asked(trace, workload, seed, _seconds(duration), speed, workers, shape_named(shape))
 
 
 def _seconds(duration: str | None) -> float | None:
     from fairlane.config.scalars import quantity
+    from fairlane.scheduler.simulator.traces import MAX_DURATION_S
 
     if duration is None:
         return None
@@ -130,23 +141,37 @@ def _seconds(duration: str | None) -> float | None:
 
 
 def _runs(candidates: list[Candidate], placed: list[Placed], asked: Asked) -> list[Run]:
-    """One after the other, with a bar on standard error."""
+    """One after the other, with a bar on standard error where that is a terminal."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     from fairlane.simulate.runs import simulate as run
 
-    runs = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    runs, console = [], Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         for candidate, one in zip(candidates, placed, strict=True):
-            task = bar.add_task(candidate.name, total=one.workload.duration_s)
+            task = bar.add_task(escape(candidate.name), total=one.workload.duration_s)
             runs.append(run(candidate, one, asked, lambda time_s, task=task: bar.update(task, completed=time_s)))  # type: ignore[misc]
     return runs
 
 
-def _say_who(placed: Placed) -> None:
-    """Which of the workload's clients became which of the policy's tenants."""
-    shown = [f"{a} ({b}) -> {c} ({d})" for (a, b), (c, d) in list(placed.renamed.items())[:6]]
-    if shown:
-        more = f" and {len(placed.renamed) - len(shown)} more" if len(placed.renamed) > len(shown) else ""
-        typer.echo(f"not in the policy, so dealt to its tenants: {', '.join(shown)}{more}", err=True)
+def _say_who(candidates: Sequence[Candidate], placed: Sequence[Placed]) -> None:
+    """Which of the workload's clients became which of the policy's tenants; of both policies, if those are others."""
+    told = placed[:1] if all(one.renamed == placed[0].renamed for one in placed) else placed
+    for candidate, one in zip(candidates, told, strict=False):
+        shown = [f"{a} ({b}) -> {c} ({d})" for (a, b), (c, d) in list(one.renamed.items())[:6]]
+        if shown:
+            more = f" and {len(one.renamed) - len(shown)} more" if len(one.renamed) > len(shown) else ""
+            policy = "the policy" if len(told) == 1 else candidate.name
+            typer.echo(f"not in {policy}, so dealt to its tenants: {', '.join(shown)}{more}", err=True)
+
+
+def _must_be_writable(option: str, path: Path) -> None:
+    """Before the runs, which may take minutes."""
+    if not path.resolve().parent.is_dir():
+        stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
+    if path.is_dir():
+        stop(USAGE, f"{option}: {path} is a folder: a file is needed")
+    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        stop(USAGE, f"{option}: {path} cannot be written")

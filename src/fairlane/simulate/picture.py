@@ -38,7 +38,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.02), ncols=max(1, len(tiers)), frameon=False)
         figure.text(0.5, 0.008, "hollow: still waiting at the end", ha="center", fontsize=9, color="#555555")
         figure.tight_layout(rect=(0, 0.065, 1, 1))
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=110, format="png")  # whatever the name says
     finally:
         pyplot.close(figure)
 

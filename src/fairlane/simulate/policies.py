@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from fairlane.gateway.policy.model import Policy
 from fairlane.scheduler.simulator.placement import Placed, PolicyTree, place
+from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.worker import refusal
 from fairlane.scheduler.simulator.workload import SimRequest, Workload
 from fairlane.scheduler.tenancy import PolicySnapshot
 
@@ -21,6 +23,10 @@ class Candidate:
 
     def snapshot(self) -> PolicySnapshot:
         return self.policy.snapshot(1)
+
+    def refusal(self, shape: WorkerShape) -> str:
+        """Why such a worker would not put it in force; empty if it would."""
+        return refusal(self.snapshot(), shape)
 
     def weights(self, nodes: tuple[str, ...]) -> Mapping[str, float]:
         """Of organisations and tenants, and of the members among `nodes`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fairlane.scheduler.simulator.report import Figures, Metric
 from fairlane.simulate.assertions import Verdict
 from fairlane.simulate.runs import Asked, Run
 
 MAX_NODES = 20
+# What a column takes beside its text: a border and a space on either side.
+_EDGE = 3
 # The columns of the tables: figure, heading, decimals, percent.
 _COLUMNS = (
     (Metric.REQUESTS, "requests", 0, False),
@@ -41,17 +45,23 @@ _OVERALL = (
 )
 
 
+def output_console() -> Console:
+    """A terminal's, or one that is as wide as it takes."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=100_000, highlight=False)
+
+
 def tables(console: Console, runs: Sequence[Run]) -> None:
     """Everything, then tiers, then the nodes that got most. Two runs are the policy and what it is compared with, which
     comes first here: a change is what the policy changes."""
     runs = runs[::-1]
     console.print(_overall(runs))
-    console.print(_by_name("by tier", [(run.name, run.report.tiers) for run in runs]))
+    _by_name(console, "by tier", [(run.name, run.report.tiers) for run in runs])
     nodes = [(run.name, run.report.nodes) for run in runs]
     names = _largest(runs)
     shown = [(name, {node: figures[node] for node in names if node in figures}) for name, figures in nodes]
     total = len({node for _, figures in nodes for node in figures})
-    console.print(_by_name("by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown))
+    _by_name(console, "by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown)
 
 
 def _largest(runs: Sequence[Run]) -> list[str]:
@@ -66,7 +76,7 @@ def _overall(runs: Sequence[Run]) -> Table:
     table = Table(title="everything", title_justify="left")
     table.add_column("")
     for run in runs:
-        table.add_column(run.name, justify="right")
+        table.add_column(Text(run.name), justify="right")  # names are data, never markup
     if len(runs) > 1:
         table.add_column("change", justify="right")
     for metric, heading, decimals, percent in _OVERALL:
@@ -78,25 +88,44 @@ def _overall(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _by_name(title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]]) -> Table:
+def _by_name(console: Console, title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]]) -> None:
+    """A row for each name and run. What is too wide for the terminal goes on in a table below: no figure is ever cut."""
     names = list(dict.fromkeys(name for _, figures in runs for name in figures))
     columns = [column for column in _COLUMNS if any(column[0] in f for _, figures in runs for f in figures.values())]
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    if len(runs) > 1:
-        table.add_column("policy")
-    for _, heading, _, _ in columns:
-        table.add_column(heading, justify="right")
+    heads = ["", *(["policy"] if len(runs) > 1 else [])]
+    rows: list[list[str]] = []
     for name in names:
         for number, (policy, figures) in enumerate(runs):
             own = figures.get(name, {})
             cells = [_text(own.get(metric), decimals, percent) for metric, _, decimals, percent in columns]
-            table.add_row(name if number == 0 else "", *([policy] if len(runs) > 1 else []), *cells)
+            rows.append([name if number == 0 else "", *([policy] if len(runs) > 1 else []), *cells])
         if len(runs) > 1:
             before, after = (figures.get(name, {}) for _, figures in runs)
-            changes = [_change(before.get(metric), after.get(metric)) for metric, _, _, _ in columns]
-            table.add_row("", "[dim]change[/]", *(f"[dim]{change}[/]" for change in changes), end_section=True)
-    return table
+            rows.append(["", "change", *(_change(before.get(metric), after.get(metric)) for metric, _, _, _ in columns)])
+    headings = [*heads, *(heading for _, heading, _, _ in columns)]
+    for number, part in enumerate(_parts(headings, rows, len(heads), console.width)):
+        table = Table(title=title if number == 0 else f"{title}, more", title_justify="left")
+        for index in part:
+            table.add_column(headings[index], justify="left" if index < len(heads) else "right", overflow="fold")
+        for place, row in enumerate(rows):
+            is_change = len(runs) > 1 and place % 3 == 2
+            style = "dim" if is_change else ""
+            table.add_row(*(Text(row[index], style) for index in part), end_section=is_change)
+        console.print(table)
+
+
+def _parts(headings: Sequence[str], rows: Sequence[Sequence[str]], fixed: int, width: int) -> Iterator[list[int]]:
+    """The columns of each table: the first `fixed` are in all of them, and of the others as many as fit, but one at least."""
+    widths = [_EDGE + max(cell_len(row[index]) for row in (headings, *rows)) for index in range(len(headings))]
+    names = list(range(fixed))
+    left = width - 1 - sum(widths[:fixed])
+    part: list[int] = []
+    for index in range(fixed, len(headings)):
+        if part and sum(widths[other] for other in (*part, index)) > left:
+            yield names + part
+            part = []
+        part.append(index)
+    yield names + part
 
 
 def _text(value: float | None, decimals: int, percent: bool) -> str:
@@ -120,8 +149,13 @@ def verdicts(console: Console, found: Sequence[Verdict]) -> None:
     for verdict in found:
         mark = "[green]holds[/]" if verdict.holds else "[red]FAILS[/]"
         measured = "nothing to measure" if verdict.measured is None else f"{verdict.measured:.4g}"
-        table.add_row(mark, verdict.what, measured, verdict.required)
+        table.add_row(mark, Text(verdict.what), measured, verdict.required)
     console.print(table)
+
+
+def faults(runs: Sequence[Run]) -> list[str]:
+    """Of which policies fcfs took the place in a run, and why."""
+    return [f"{run.name}: its plugin was replaced by fcfs: {run.result.policy_fault}" for run in runs if run.result.policy_fault]
 
 
 def document(asked: Asked, runs: Sequence[Run], found: Sequence[Verdict]) -> dict[str, Any]:
@@ -147,7 +181,9 @@ def _run(run: Run) -> dict[str, Any]:
         "duration_s": run.report.duration_s,
         "steps": run.report.num_steps,
         "event_log_sha256": run.report.digest,
+        "policy_fault": run.result.policy_fault,
         "overall": plain(run.report.overall),
         "tiers": {name: plain(figures) for name, figures in run.report.tiers.items()},
         "nodes": {name: plain(figures) for name, figures in run.report.nodes.items()},
+        "subtrees": {name: plain(figures) for name, figures in run.report.subtrees.items()},
     }

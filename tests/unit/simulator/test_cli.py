@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+from collections import Counter
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fairlane.cli import app
+from fairlane.scheduler.policies import FCFSPolicy, plugins
+from fairlane.scheduler.request import Sequence
 
 ROOT = Path(__file__).parents[3]
 POLICY = str(ROOT / "configs" / "tenants.yaml")
@@ -68,9 +76,15 @@ def test_assertions_gate(tmp_path: Path, bound: str, code: int) -> None:
     [
         (
             "{tier: platinum, metric: ttft_p99_ms, max: 1}",
-            "assertions[0].tier: platinum sends nothing in this run: one of batch, gold",
+            f"assertions[0].tier: platinum is no tier of {POLICY} that sends in this run: one of batch, gold",
         ),
-        ("{node: no/body, metric: share, min: 1}", "assertions[0].node: no/body sends nothing in this run"),
+        (
+            "{node: no/body, metric: share, min: 1}",
+            f"assertions[0].node: no/body is no node of {POLICY} that sends in this run: one",
+        ),
+        ("{tier: standard, metric: share, min: 1}", "assertions[0].tier: standard sends nothing in this run: one of"),
+        ("{tier: gold, metric: share, max: 0.1, min: 0.9}", "assertions[0].min: 0.9 is above the max, 0.1 at 1:42"),
+        ("{tier: gold, metric: kv_used_max, max: 1}", "kv_used_max is of everything or a node"),
         ("{tier: gold, metric: ttft, max: 1}", "metric"),
         ("{tier: gold, metric: jain, min: 1}", "jain is of everything"),
         ("{tier: gold, node: chatly/free, metric: share, min: 1}", "a tier or a node, not both"),
@@ -95,9 +109,12 @@ def test_a_bad_assertion_is_one_line_and_misuse(tmp_path: Path, assertion: str, 
         (("--workload", "W99"), "one of W1, W2"),
         (("--trace", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--workload", "W1", "--duration", "soon"), '--duration: "soon"'),
-        (("--workload", "W1", "--speed", "0"), "--speed: 0"),
+        (("--workload", "W1", "--speed", "0"), "--speed: 0: more than 0 and at most 1000 is needed"),
+        (("--workload", "W1", "--speed", "2e6"), "--speed: 2e+06: more than 0 and at most 1000 is needed"),
         (("--workload", "W1", "--shape", "/no/such/file"), "/no/such/file: there is no such file"),
         (("--workload", "W1", "--json", "/no/such/folder/x"), "--json: there is no folder"),
+        (("--workload", "W1", "--json", "/"), "--json: / is a folder"),
+        (("--workload", "W1", "--png", "/"), "--png: / is a folder"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(arguments: tuple[str, ...], complaint: str) -> None:
@@ -116,3 +133,78 @@ def test_a_shipped_sample_replays_under_every_shipped_policy() -> None:
     policies = [POLICY, *map(str, sorted((ROOT / "configs" / "policies").glob("*.yaml")))]
     codes = [run(policy, "--trace", sample, "--duration", "20s").exit_code for policy in policies]
     assert codes == [0] * len(policies)
+
+
+MEMBERS = """
+version: 1
+scheduler: {{tiers: fair}}
+tiers: {{all: {{priority: 1}}}}
+organisations:
+  o: {{tenants: {{t: {{tiers: [all], members: {{}}, {more}}}, u: {{tiers: [all]}}}}}}
+"""
+SENT = {"arrival_s": 0, "tier": "all", "prompt_tokens": 90, "output_tokens": 500}
+
+
+def of_members(folder: Path, more: str = "") -> tuple[str, ...]:
+    """A policy, and a trace of two members of o/t, of o/t itself and of o/u, all alike."""
+    lines = [json.dumps(SENT | {"node": node}) for node in ("o/t/ann", "o/t/bob", "o/t", "o/u")]
+    policy = written(folder, "members.yaml", MEMBERS.format(more=more).replace("{}, }", "{}}"))
+    return policy, "--trace", written(folder, "trace.jsonl", "\n".join(lines))
+
+
+def test_a_promise_to_a_node_is_about_all_below_it(tmp_path: Path) -> None:
+    shares = {"o": 1, "o/t": 0.75, "o/t/ann": 0.25, "o/u": 0.25}
+    parts = [f"{{node: {node}, metric: share, min: {share}, max: {share}}}" for node, share in shares.items()]
+    parts.append("{node: o/t, metric: kv_used_max, min: 0.000001, max: 1}")
+    file = written(tmp_path, "a.yaml", f"assertions: [{', '.join(parts)}]\n")
+    done = run(*of_members(tmp_path), "--assert", file)
+    assert (done.exit_code, done.stdout.count("holds")) == (0, 5), done.output
+
+
+def test_a_policy_that_the_worker_would_refuse_is_one_line(tmp_path: Path) -> None:
+    done = run(*of_members(tmp_path, "kv_guarantee: 100M"))
+    lines = done.stderr.splitlines()
+    said = "members.yaml: a worker of this shape refuses it: kv_guarantee: 6250000" in lines[0]
+    assert (done.exit_code, len(lines), said) == (1, 1, True), done.output
+
+
+def test_a_plugin_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    policy = written(tmp_path, "p.yaml", MEMBERS.format(more="weight: 1").replace("tiers: fair", "plugin: nobodys"))
+    done = run(policy, *FAST)
+    assert (done.exit_code, "refuses it: no policy 'nobodys' is installed" in done.stderr) == (1, True), done.output
+
+
+class Slack(FCFSPolicy):
+    """Wrong from its first step on."""
+
+    def peek(self) -> Sequence | None:
+        raise LookupError("nobody knows")
+
+
+def test_a_plugin_that_fcfs_took_the_place_of_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("slack", f"{__name__}:Slack", "fairlane.policies")
+    monkeypatch.setattr(plugins, "entry_points", lambda **asked: [point])
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Slack.__module__])
+    policy = written(tmp_path, "p.yaml", MEMBERS.format(more="weight: 1").replace("tiers: fair", "plugin: slack"))
+    done = run(policy, *FAST)
+    assert (done.exit_code, "its plugin was replaced by fcfs: peek raised LookupError" in done.stderr) == (1, True), done.output
+
+
+def test_names_are_never_markup(tmp_path: Path) -> None:
+    policy, *trace = of_members(tmp_path)
+    (tmp_path / "[").mkdir()
+    odd = str(Path(policy).rename(tmp_path / "[" / "red].yaml"))
+    done = run(odd, *trace, "--against", odd)
+    assert (done.exit_code, done.stdout.count(odd) >= 2) == (0, True), done.output
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 180])
+def test_a_narrow_terminal_cuts_no_figure(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for columns in (width, 1000):
+        console = Console(width=columns, record=True, file=io.StringIO())
+        monkeypatch.setattr("fairlane.simulate.show.output_console", lambda console=console: console)
+        run(*of_members(tmp_path), "--against", of_members(tmp_path)[0])
+        shown[columns] = re.findall(r"[\d.,]*\d%?|TTFT|TPOT|recomputed", console.export_text())
+    few, many = Counter(shown[width]), Counter(shown[1000])
+    assert many - few == Counter(), shown[width]
