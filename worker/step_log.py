@@ -82,7 +82,7 @@ class StepLog:
 
 def older(path: Path) -> Path:
     """Where the lines before those in `path` are, if there are any."""
-    return path.with_name(path.name + ".1")
+    return Path(f"{path}.1")
 
 
 class LoggedExecutor:

@@ -32,7 +32,16 @@ from fairlane.scheduler.shadow.differences import (
 from fairlane.scheduler.shadow.shadow import ShadowReport
 from fairlane.scheduler.shadow.tee import Tee
 from fairlane.scheduler.shadow.twin import Twin
-from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shaping, TiersPolicy, WithinTenant, WithinTier
+from fairlane.scheduler.tenancy import (
+    CostName,
+    KVAmount,
+    NodeShare,
+    PolicySnapshot,
+    Shaping,
+    TiersPolicy,
+    WithinTenant,
+    WithinTier,
+)
 
 HOOKS = sorted(name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_"))
 OWN = {"place", "relegated", "due_s", "latest_start_s", "lease_until_tokens", "chain"}
@@ -441,6 +450,14 @@ def test_another_cost_is_refused_and_an_earlier_shadow_stays() -> None:
         ["cost", " roofline cannot be shadowed while tokens is in force"]
     ]
     assert driver.scheduler.shadow is before
+
+
+def test_what_the_worker_could_not_put_in_force_is_refused_and_an_earlier_shadow_stays() -> None:
+    driver = shadowed(SHADOW)
+    before = driver.scheduler.shadow
+    driver.shadow(replace(SHADOW, nodes=(NodeShare("org/gold", kv_guarantee=KVAmount(tokens=10**9)),)))
+    driver.turn()
+    assert ([refusal.split(":")[0] for refusal in driver.refusals], driver.scheduler.shadow) == (["kv_guarantee"], before)
 
 
 def test_a_new_policy_in_force_begins_the_comparison_anew() -> None:

@@ -30,7 +30,7 @@ def call(target: str, state_dir: Any, method: str, request: Any) -> Any:
     from fairlane.protos.fairlane.v1 import admin_pb2_grpc
 
     key = client.admin_key(target, state_dir)
-    with client.connect(target) as channel:
+    with client.connect(target, client.ADMIN_KEY_VARIABLE) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
         metadata = [*client.metadata(key), ("fairlane-operator", _who())]
         return getattr(stub, method)(request, metadata=metadata, timeout=_TIMEOUT_S)
@@ -62,17 +62,11 @@ def print_json(answer: Any) -> None:
 
 
 def print_table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Plain columns; what a terminal is too narrow for goes on the next line."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # names are data, never markup
-    Console().print(table)
+    """Plain columns. A row that is too long is the terminal's to wrap: an id in two cells' lines could not be copied."""
+    lines = [headers, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def say_overridden(what: str, answer: Any) -> None:

@@ -87,7 +87,7 @@ def metadata(key: str) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def connect(target: str) -> Iterator[Any]:
+def connect(target: str, variable: str = KEY_VARIABLE) -> Iterator[Any]:
     """A channel to the server; refusals inside end the command with one line."""
     import grpc
 
@@ -102,11 +102,12 @@ def connect(target: str) -> Iterator[Any]:
         try:
             yield channel
         except grpc.RpcError as error:
-            stop(FAILED, explain(error, target))
+            stop(FAILED, explain(error, target, variable))
 
 
-def explain(error: Any, target: str) -> str:
-    """A refusal in words: the server's message, its stable reason, every bad field, and what to do."""
+def explain(error: Any, target: str, variable: str = KEY_VARIABLE) -> str:
+    """A refusal in words: the server's message, its stable reason, every bad field, and what to do.
+    variable: where its key may have come from."""
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
 
@@ -131,5 +132,7 @@ def explain(error: Any, target: str) -> str:
     if not reason and code == "UNAVAILABLE":
         return f"cannot reach a server at {target}: start one with `fairlane serve`, or give --target HOST:PORT"
     if code == "UNAUTHENTICATED":
-        lines.append(f"  is {KEY_VARIABLE} or --key-file right? Demo keys work only on the server's own machine")
-    return "\n".join([f"{code if reason in ('', code) else f'{code} {reason}'}: {text}", *lines])
+        wanted = f"{KEY_VARIABLE} or --key-file" if variable == KEY_VARIABLE else variable
+        lines.append(f"  is {wanted} right? Demo keys work only on the server's own machine")
+    more = [line for line in lines if line.strip() != text]  # a single bad field is the message, too
+    return "\n".join([f"{code if reason in ('', code) else f'{code} {reason}'}: {text}", *more])

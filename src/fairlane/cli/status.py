@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -10,10 +10,8 @@ from fairlane.cli import admin, client
 
 
 def status(
-    target: Annotated[
-        str, typer.Option(envvar="FAIRLANE_ADMIN_TARGET", metavar="HOST:PORT", help="The server's admin address.")
-    ] = "127.0.0.1:50052",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+    as_json: admin.AsJson = False,
+    target: admin.Target = admin.DEFAULT_TARGET,
     state_dir: client.StateDir = None,
 ) -> None:
     """Show the server's state: the worker, its KV blocks, and requests by tier and tenant.
@@ -22,16 +20,11 @@ def status(
 
     Example: fairlane status --json
     """
-    from fairlane.protos.fairlane.v1 import admin_pb2, admin_pb2_grpc
+    from fairlane.protos.fairlane.v1 import admin_pb2 as pb
 
-    key = client.admin_key(target, state_dir)
-    with client.connect(target) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
-        answer = stub.GetStatus(admin_pb2.GetStatusRequest(), metadata=client.metadata(key), timeout=10)
+    answer = admin.call(target, state_dir, "GetStatus", pb.GetStatusRequest())
     if as_json:
-        from google.protobuf.json_format import MessageToJson
-
-        typer.echo(MessageToJson(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        admin.print_json(answer)
         return
     _print_tables(answer)
 
@@ -61,30 +54,21 @@ def _policy(policy: Any, at_worker: int) -> str:
 
 
 def _print_tables(answer: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     facts = {
         "model": answer.model or "none",
         "gateway": ("draining" if answer.draining else "serving") + f", {answer.in_flight} requests in flight",
         **_worker_facts(answer.worker),
         "policy": _policy(answer.policy, answer.worker.policy_generation),
     }
-    console = Console()
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    width = max(map(len, facts))
     for name, value in facts.items():
-        table.add_row(name, value)
-    console.print(table)
+        typer.echo(f"{name:<{width}}  {value}")
     for title, rows in (("tier", answer.tiers), ("tenant", answer.nodes)):
-        table = Table(title_justify="left", box=None, padding=(0, 2, 0, 0))
-        table.add_column(title)
-        table.add_column("in flight", justify="right")
-        table.add_column("waiting", justify="right")
-        for row in rows:
-            table.add_row(row.node, str(row.in_flight), str(row.waiting))
         if rows:
-            console.print()
-            console.print(table)
+            typer.echo()
+            admin.print_table(
+                (title, "in flight", "  waiting"), [(row.node, f"{row.in_flight:>9}", f"{row.waiting:>9}") for row in rows]
+            )
     _print_warnings(answer)
 
 

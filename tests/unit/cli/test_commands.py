@@ -80,7 +80,16 @@ class Scripted(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminService
     def GetStatus(self, request: admin_pb2.GetStatusRequest, context: grpc.ServicerContext) -> admin_pb2.GetStatusResponse:
         self.keys.append(dict(context.invocation_metadata())["authorization"])
         nodes = [admin_pb2.NodeStatus(node="northwind/checkout", in_flight=3)]
+        if self.keys[-1] == "Bearer wrong":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such key")
         return admin_pb2.GetStatusResponse(model="smollm2", in_flight=3, worker=self.worker, nodes=nodes)
+
+    def ListRequests(self, request: admin_pb2.ListRequestsRequest, context: grpc.ServicerContext) -> Any:
+        found = [
+            admin_pb2.RequestInfo(node=node, request_id=f"{number:032x}", tier="gold", age_s=9.9, key_id="checkout-1")
+            for number, node in enumerate(("northwind/checkout", "chatly/paid/" + "a" * 128))
+        ]
+        return admin_pb2.ListRequestsResponse(requests=found, total=2)
 
 
 @pytest.fixture
@@ -206,6 +215,20 @@ def test_status_shows_the_state_and_uses_the_admin_key(server: tuple[Scripted, s
     as_json = json.loads(run("status", "--target", target, "--state-dir", str(demo.path.parent), "--json").stdout)
     assert re.search(r"KV blocks\s+25 used \+ 0 cached of 100 \(25% utilized", shown) is not None
     assert (as_json["worker"]["epoch"], as_json["draining"], set(scripted.keys)) == ("2", False, {f"Bearer {demo.admin}"})
+
+
+def test_a_wrong_admin_key_is_told_where_it_comes_from(server: tuple[Scripted, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLANE_ADMIN_KEY", "wrong")
+    done = run("status", "--target", server[1])
+    assert (done.exit_code, "FAIRLANE_ADMIN_KEY" in done.stderr, "FAIRLANE_API_KEY" in done.stderr) == (1, True, False), (
+        done.stderr
+    )
+
+
+def test_a_request_id_is_never_broken(server: tuple[Scripted, str], demo: DemoKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("requests", "list", "--target", server[1], "--state-dir", str(demo.path.parent)).stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["request", f"{0:032x}", f"{1:032x}", "in"]
 
 
 def test_status_shows_host_memory_where_a_worker_swaps(server: tuple[Scripted, str], demo: DemoKeys) -> None:
