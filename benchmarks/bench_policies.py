@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean
@@ -120,15 +121,29 @@ def judge(promise: Promise, seeds: list[Numbers]) -> Check:
     return Check(promise.id, f"{promise.what} ({how})", measured, required, "", passed)
 
 
+def runs_of(asked: Sequence[str]) -> list[str]:
+    """The runs by these names, or that checks of these ids (whole, or without what follows the dash) come from. ValueError."""
+    found = dict[str, None]()
+    for name in asked:
+        runs = [name] if name in RUNS else [p.run for p in PROMISES if name in (p.id, p.id.partition("-")[0])]
+        if not runs:
+            raise ValueError(f"no run and no check is called {name!r}: some of the runs {', '.join(RUNS)}, or ids of checks")
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
-    parser.add_argument("--only", metavar="LIST", help=f"some of {','.join(RUNS)}")
+    parser.add_argument("--only", metavar="LIST", help=f"some of the runs {','.join(RUNS)}, or those of checks: F5,V1-gentle")
     arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else list(RUNS)
-    if unknown := set(names) - set(RUNS):
-        parser.error(f"--only: no run is called {', '.join(sorted(unknown))}: some of {', '.join(RUNS)}")
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: at least 1 is needed")
+    try:
+        names = list(RUNS) if arguments.only is None else runs_of(arguments.only.split(","))
+    except ValueError as error:
+        parser.error(f"--only: {error}")
     found: dict[str, dict[int, Numbers]] = {name: {} for name in names}
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
         jobs = {pool.submit(RUNS[name], seed): (name, seed) for name in names for seed in range(arguments.seeds)}

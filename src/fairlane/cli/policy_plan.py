@@ -33,8 +33,8 @@ def plan(
     With one file: against the policy that the server has in force, with the requests in flight that each point is about. With
     two: between files, without a server. Values are effective ones: inherited limits and shares by weight are worked out.
 
-    Exit code 0: it can be applied, 1: it has errors, 2: used wrongly or it cannot be read; with --detailed-exitcode 0: no
-    changes, 3: changes.
+    Exit code 0: it has no errors (what only a worker can judge, apply says), 1: it has some, 2: used wrongly or it cannot be
+    read; with --detailed-exitcode 0: no changes, 3: changes.
 
     Examples:
 

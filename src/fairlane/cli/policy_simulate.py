@@ -52,7 +52,8 @@ def simulate(
     Requests of nodes and tiers that the policy does not have are dealt to its tenants. Of the gateway's limits only max_wait,
     max_duration and max_output_tokens are applied. Keys that are not enforced yet have no effect here either.
 
-    Exit codes: 0 done and all assertions hold, 1 one fails or the policy has errors, 2 used wrongly.
+    Exit codes: 0 done and all assertions hold, 1 one fails, or the policy has errors or would be refused by such a worker, 2 used
+    wrongly.
 
     Examples:
 

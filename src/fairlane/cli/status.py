@@ -67,7 +67,7 @@ def _print_tables(answer: Any) -> None:
         if rows:
             typer.echo()
             admin.print_table(
-                (title, "in flight", "  waiting"), [(row.node, f"{row.in_flight:>9}", f"{row.waiting:>9}") for row in rows]
+                (title, "in flight", "waiting"), [(row.node, f"{row.in_flight:>9}", f"{row.waiting:>7}") for row in rows]
             )
     _print_warnings(answer)
 

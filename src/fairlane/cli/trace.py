@@ -27,7 +27,7 @@ def trace() -> None:
 @app.command()
 def export(
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Only the last 90s, 30m, 12h or 2d. Default: all.")] = None,
-    anonymise: Annotated[bool, typer.Option("--anonymise", help="Give nodes and models random names.")] = False,
+    anonymise: Annotated[bool, typer.Option("--anonymise", help="Give nodes and models names that no policy has.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there. Default: standard output.")] = None,
     state_dir: client.StateDir = None,
 ) -> None:

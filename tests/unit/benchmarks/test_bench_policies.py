@@ -14,7 +14,7 @@ from fairlane.scheduler.tenancy import PolicySnapshot, Tier, TiersPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from bench_policies import PROMISES, RUNS, Promise, judge
+from bench_policies import PROMISES, RUNS, Promise, judge, runs_of
 from policy_ledger import run_with_ledger
 
 SEEDS = [{"a": 0.5, "b": 0.7}, {"a": 1.1, "b": 0.7}]
@@ -37,6 +37,19 @@ def test_the_worst_number_decides(promise: Promise, measured: float, passed: boo
 def test_every_promise_has_one_bound_and_a_run() -> None:
     wrong = [p.id for p in PROMISES if (p.most is None) == (p.least is None) or p.run not in RUNS]
     assert (wrong, len({promise.id for promise in PROMISES})) == ([], len(PROMISES))
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"), [(["F5"], ["F4"]), (["V1-strict", "V2", "F1"], ["V", "F1"]), (["C"], ["C"]), (["C1"], ["C", "D1"])]
+)
+def test_a_run_is_found_by_the_ids_of_its_checks(asked: list[str], runs: list[str]) -> None:
+    assert runs_of(asked) == runs
+
+
+@pytest.mark.parametrize("asked", ["", "F", "V1-", "nothing"])
+def test_what_no_check_is_called_is_an_error(asked: str) -> None:
+    with pytest.raises(ValueError, match=f"called '{asked}': some of"):
+        runs_of(["F1", asked])
 
 
 def test_without_evictions_the_policy_charges_what_was_served() -> None:
