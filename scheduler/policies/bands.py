@@ -340,7 +340,15 @@ class BandPolicy:
         if not (self._fair and previous._fair):
             return
         counters: dict[tuple[str, ...], float] = {}
+        waiting: set[tuple[str, ...]] = set()
         for name, band in previous._band.items():  # where it is charged, wherever its requests have risen to
             counters |= {names: v for names, v in previous._trees[band].counters().items() if names[0] == name}
+            waiting |= {names for names in previous._trees[band].backlogged() if names[0] == name}
         for name, band in self._band.items():
-            self._trees[band].take_over({names: v for names, v in counters.items() if names[0] == name})
+            if self._beside(name) != previous._beside(name):
+                waiting.discard((name,))  # tiers of different bands were never compared: what one got more is nobody's claim
+            self._trees[band].take_over({names: v for names, v in counters.items() if names[0] == name}, waiting)
+
+    def _beside(self, tier: str) -> set[str]:
+        """The tiers of its band."""
+        return {name for name, band in self._band.items() if band == self._band.get(tier)}

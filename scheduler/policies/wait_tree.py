@@ -51,6 +51,7 @@ class WaitTree:
         self._uids = 0
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
+        self._carried: set[Node] = set()  # had waiting sequences under the policy before, and have none here yet
         self._closed = False
         self.steady = SteadyCost()
         self.root = Node("", "", None, 1.0, 0, self.steady)
@@ -252,13 +253,27 @@ class WaitTree:
                 stack.append(((*names, name), child))
         return found
 
-    def take_over(self, counters: dict[tuple[str, ...], float]) -> None:
-        """Starts with another tree's counters; only before anything is pushed."""
+    def backlogged(self) -> set[tuple[str, ...]]:
+        """Nodes with waiting sequences, by names as of counters()."""
+        found: set[tuple[str, ...]] = set()
+        stack: list[tuple[tuple[str, ...], Node]] = [((), self.root)]
+        while stack:
+            names, node = stack.pop()
+            below = [((*names, name), child) for name, child in node.children.items() if child.queued]
+            found.update(names for names, _ in below)
+            stack += below
+        return found
+
+    def take_over(self, counters: dict[tuple[str, ...], float], backlogged: set[tuple[str, ...]]) -> None:
+        """Starts with another tree's counters; only before anything is pushed. backlogged: those whose waiting sequences come
+        next: they have not been idle, so what they are behind is theirs."""
         for names, v in sorted(counters.items(), key=lambda item: len(item[0])):
             node = self.root
             for name in names:
                 node = self._child(node, name)
             node.lift(v)
+            if names in backlogged:
+                self._carried.add(node)
 
     def leaf_key(self, payer: Payer) -> Payer | str:
         """Whose requests share a leaf: a tenant's of one tier, of all tiers where the tree is not by tier."""
@@ -317,6 +332,9 @@ class WaitTree:
             return
         for node in up(leaf):
             if node.parent is not None and not node.queued:
+                if node in self._carried:
+                    self._carried.discard(node)
+                    continue
                 best = self._best_child(node.parent)
                 node.lift(node.parent.highest_v if best is None else best.v)
 

@@ -350,6 +350,21 @@ def test_gentle_beside_itself_rests_in_the_same_steps_whenever_it_began(turns: i
     assert named(driver) == {}
 
 
+def test_fair_beside_itself_knows_who_is_behind_however_late_it_begins() -> None:
+    """One slot; a/1 has got much more than a/2 when the shadow begins, so that a/2 goes first for long."""
+    policy = PolicySnapshot(2, "2" * 64, TiersPolicy.FAIR, TIERS)
+    driver = world(max_num_seqs=1, max_resident=1)
+    driver.apply(policy)
+    for number in range(1, 25):
+        driver.add(request(number, tenant=f"a/{1 + number % 2}"))
+    for _ in range(20):
+        driver.turn()
+    driver.scheduler.policy.on_charge(Payer("batch", "a/1"), 600)
+    driver.shadow(policy)
+    driver.run_until_idle()
+    assert (named(driver), report_of(driver).admissions > 15) == ({}, True)
+
+
 # -- compared with another ---------------------------------------------------------------------------------------------------
 
 

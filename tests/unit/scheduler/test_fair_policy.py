@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine_world import request, snapshot, world
 from fairlane.scheduler.driver import EngineDriver
-from fairlane.scheduler.request import Request
+from fairlane.scheduler.policies import make_policy
+from fairlane.scheduler.request import Payer, Request
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy, WithinTier
 
 ONE_TIER = (Tier("standard", 50),)
@@ -148,20 +149,59 @@ def test_a_gap_gives_a_newcomer_the_right_to_evict_and_without_one_it_waits() ->
     assert preemptions[20.0] >= 1
 
 
-def test_a_policy_swap_carries_the_counters_over() -> None:
+@pytest.mark.parametrize("ahead", ["o/a", "o/b"])
+def test_a_policy_swap_carries_over_who_is_ahead_and_by_how_much(ahead: str) -> None:
     driver = fair_world(nodes=(NodeShare("o/a"), NodeShare("o/b")))
-    first = backlog("o/a", 1, 60)
-    late = backlog("o/b", 1000, 60)
-    for one in [*first, *late]:
+    for one in [*backlog("o/a", 1, 60), *backlog("o/b", 1000, 60)]:
         driver.add(one)
     for _ in range(200):
         driver.turn()
-    tree = driver.scheduler.policy._trees[0]  # type: ignore[attr-defined]
-    before = {names: v for names, v in tree.counters().items() if len(names) == 3}
+    scheduler = driver.scheduler
+    scheduler.policy.on_charge(Payer("standard", ahead), 50_000)
+    before = counters(scheduler.policy)
+    scheduler.apply_policy(make_policy(snapshot(TiersPolicy.FAIR, ONE_TIER, generation=2), scheduler.policy), 2)
+    after = counters(scheduler.policy)
+    assert (after, {names[1:]: v for names, v in before.items() if len(names) == 3}[tuple(ahead.split("/"))] > 80_000) == (
+        before,
+        True,
+    )
+
+
+def test_who_was_idle_has_no_claim_after_a_policy_swap_either() -> None:
+    driver = fair_world()
+    for one in backlog("o/a", 1, 60):
+        driver.add(one)
+    for _ in range(100):
+        driver.turn()
     driver.apply(snapshot(TiersPolicy.FAIR, ONE_TIER, generation=2))
     driver.turn()
-    after = driver.scheduler.policy._trees[0].counters()  # type: ignore[attr-defined]
-    assert all(after[names] >= v > 0 for names, v in before.items())
+    driver.add(backlog("o/b", 1000, 1)[0])
+    driver.turn()
+    after = {names[1:]: v for names, v in counters(driver.scheduler.policy).items() if len(names) == 3}
+    assert after["o", "b"] >= after["o", "a"] - 300 > 0  # what a step or two were charged since
+
+
+def test_tiers_of_two_bands_start_level_in_one() -> None:
+    tiers = (Tier("gold", 100), Tier("batch", 10))
+    driver = world(policy=TiersPolicy.VIP, within=WithinTier.FAIR, tiers=tiers, max_num_seqs=4, max_resident=4, check=False)
+    asked = {tier: backlog(f"o/{tier}", first, 100, max_tokens=8, tier=tier) for tier, first in (("gold", 1), ("batch", 1000))}
+    for one in [*asked["batch"][:4], *asked["gold"]]:
+        driver.add(one)
+    for _ in range(150):
+        driver.turn()
+    for one in asked["batch"][4:]:
+        driver.add(one)
+    driver.turn()
+    before = {tier: service(driver, some) for tier, some in asked.items()}
+    driver.apply(snapshot(TiersPolicy.FAIR, tiers, generation=2))
+    for _ in range(150):
+        driver.turn()
+    gained = {tier: service(driver, some) - before[tier] for tier, some in asked.items()}
+    assert (before["gold"] > 5 * before["batch"], gained["gold"]) == (True, pytest.approx(gained["batch"], rel=0.2))
+
+
+def counters(policy: object) -> dict[tuple[str, ...], float]:
+    return policy._trees[0].counters()  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("policy", list(TiersPolicy))
