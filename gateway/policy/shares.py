@@ -11,7 +11,7 @@ from fairlane.config.scalars import written
 from fairlane.config.source import Where
 from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Entry, Found, entries, limited, tenants_of
-from fairlane.gateway.policy.schema import LimitsPart, NodePart, OrganisationPart, PolicyFile
+from fairlane.gateway.policy.schema import LimitsPart, NodePart, OrganisationPart, PolicyFile, TenantPart
 
 # Sums of percentages are not exact in binary.
 _SLACK = 1e-9
@@ -29,6 +29,7 @@ def errors(located: Located[PolicyFile]) -> list[Found]:
         *_node_minimums(located),
         *_above_ceiling(located),
         *_guarantees(located),
+        *_zero_limits(located),
         *_above_limit(located),
         *_promised_above_limit(located),
         *_bursts(located),
@@ -152,6 +153,18 @@ def _promised_above_limit(located: Located[PolicyFile]) -> Iterator[Found]:
             places = ", ".join(f"{path} {_amount(amount)} at {located.mark(*where)}" for path, amount, where in of_kind)
             message = f"its tenants' kv_guarantee sum to {_amount(total)}: at most its kv_limit, {_amount(limit)} at {place}"
             yield (*organisation.where, "tenants"), f"{message}, is allowed ({places})"
+
+
+def _zero_limits(located: Located[PolicyFile]) -> Iterator[Found]:
+    """A count of 0 is out of bounds already."""
+    limits: list[tuple[Where, Amount | None]] = [(("groups", name), part.kv_limit) for name, part in located.value.groups.items()]
+    for entry in entries(located.value):
+        limits.append((entry.where, entry.part.kv_limit))
+        if isinstance(entry.part, TenantPart) and entry.part.members is not None:
+            limits.append(((*entry.where, "members"), entry.part.members.kv_limit))
+    for where, limit in limits:
+        if limit is not None and limit.share == 0:
+            yield (*where, "kv_limit"), "0% lets no request run: leave out its tiers, or suspend it"
 
 
 def _above_limit(located: Located[PolicyFile]) -> Iterator[Found]:

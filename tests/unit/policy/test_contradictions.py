@@ -69,6 +69,8 @@ T = "organisations.o.tenants"
             f"{T}: its tenants' kv_guarantee sum to 5000 tokens: at most 4000, its own at 7:5, is allowed "
             "(o/a 3000 at 9:23, o/b 2000 at 10:23)",
         ),
+        (policy_text(a="kv_limit: 0%"), f"{T}.a.kv_limit: 0% lets no request run"),
+        (policy_text(a="cache_domain: member, members: {kv_limit: 0%}"), f"{T}.a.members.kv_limit: 0% lets no request run"),
         (policy_text(a="kv_guarantee: 30%, kv_limit: 20%"), f"{T}.a.kv_guarantee: 30% is above the kv_limit, 20% at 8:42"),
         (
             policy_text(organisation="kv_limit: 1k", a="kv_guarantee: 2k"),
