@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import expected_tokens
-from fairlane.scheduler.ceilings import BURST_S
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.fake_executor import StepTime
 from histories import History, histories, run
 from step_times import StepTimes, Taken, most_above
 
+BURST_S = 0.4
 SHARES = st.sampled_from([None, None, 0.02, 0.1, 0.35, 0.8, 1.0])
 
 
