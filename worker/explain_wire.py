@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fairlane.protos.fairlane.v1 import explain_pb2 as pb
+from fairlane.scheduler.ceilings import Binding
 from fairlane.scheduler.explain import Explanation, Party, Reason, State
+from fairlane.scheduler.policies.caps import tier_gate
 from fairlane.scheduler.stats import AccountStats
 
 # Parties named in a message, so that it stays small however many tenants there are; the rest is counted by tier.
@@ -24,6 +26,7 @@ _REASONS = {
     Reason.STEP: pb.Explanation.REASON_STEP,
     Reason.KV_LIMIT: pb.Explanation.REASON_KV_LIMIT,
     Reason.LOCALITY: pb.Explanation.REASON_LOCALITY,
+    Reason.CEIL: pb.Explanation.REASON_CEIL,
 }
 
 
@@ -57,11 +60,22 @@ def explanation_to_wire(found: Explanation) -> pb.Explanation:
         tokens=found.tokens,
         is_partial=found.is_partial,
         kv_accounts=[account_to_wire(account, is_full=account.name == found.full_account) for account in found.kv_accounts],
+        ceilings=[_ceil(found.payer.tier, binding) for binding in found.ceilings],
     )
 
 
 def account_to_wire(account: AccountStats, *, is_full: bool = False) -> pb.KVAccount:
     return pb.KVAccount(node=account.name, used=account.used, guarantee=account.guarantee, limit=account.limit, is_full=is_full)
+
+
+def _ceil(tier: str, binding: Binding) -> pb.BindingCeil:
+    is_tiers = binding.gate == tier_gate(tier)
+    message = pb.BindingCeil(share=binding.share, opens_in_s=binding.for_s)
+    if is_tiers:
+        message.tier = tier
+    else:
+        message.node = binding.gate
+    return message
 
 
 def _parties(parties: tuple[Party, ...]) -> Iterable[pb.Party]:
