@@ -54,11 +54,13 @@ class Binding(NamedTuple):
 
 
 class StepParts:
-    """What each payer's own sequences make a step do, in cost units."""
+    """What each payer's own sequences make a step do, in cost units. shut: by a shadow's ceilings when it was scheduled, so that
+    for the shadow it does not count."""
 
-    __slots__ = ("costs", "total")
+    __slots__ = ("costs", "shut", "total")
 
     def __init__(self) -> None:
+        self.shut: frozenset[str] = frozenset()
         self.costs: dict[Payer, int] = {}
         self.total = 0
 
@@ -191,13 +193,33 @@ def keep_ceilings(scheduler: Scheduler, now_s: float) -> None:
             lane.leave([member for member in lane.members if ceilings.rests(member)], scheduler.policy)
 
 
+def launched_parts(scheduler: Scheduler, meter: TimeMeter) -> StepParts:
+    """Of the step that is launched."""
+    parts = meter.launched()
+    if scheduler.shadow is not None:
+        parts.shut = scheduler.shadow.state.ceilings.shut
+    return parts
+
+
 def take_time(scheduler: Scheduler, parts: StepParts, elapsed_s: float, now_s: float) -> None:
     """A step of these parts returned at now_s and took so long."""
     scheduler.ceilings.take(parts, elapsed_s, now_s)
+    if scheduler.shadow is not None:
+        scheduler.shadow.tell(scheduler.shadow.state.take_time, parts, elapsed_s, now_s)
 
 
 def set_ceilings(scheduler: Scheduler, ceilings: Ceilings, now_s: float) -> None:
     """In place of those in force, for a policy that was told of none that binds."""
     ceilings.take_over(scheduler.ceilings, now_s)
     scheduler.ceilings = ceilings
-    scheduler.meter = TimeMeter(scheduler.cost) if ceilings.buckets else None
+    scheduler.meter = None  # its cost may be another
+    set_meter(scheduler)
+
+
+def set_meter(scheduler: Scheduler) -> None:
+    """There is one while the policy in force or a shadow has ceilings."""
+    shadow = scheduler.shadow
+    if not scheduler.ceilings.buckets and (shadow is None or not shadow.state.ceilings.buckets):
+        scheduler.meter = None
+    elif scheduler.meter is None:
+        scheduler.meter = TimeMeter(scheduler.cost)

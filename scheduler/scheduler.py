@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
-from fairlane.scheduler.ceilings import Ceilings, TimeMeter, keep_ceilings, set_ceilings, take_time
+from fairlane.scheduler.ceilings import Ceilings, TimeMeter, keep_ceilings, launched_parts, set_ceilings, take_time
 from fairlane.scheduler.census import Census
 from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
@@ -305,7 +305,7 @@ class Scheduler:
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        parts = None if self.meter is None else self.meter.launched()
+        parts = None if self.meter is None else launched_parts(self, self.meter)
         self.launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged, parts))
         return output
 
