@@ -72,8 +72,6 @@ class Explanation:
     the one whose limit leaves too little for it; empty: none. ceilings: those that keep it, its tier's first; estimated_start_s
     is no sooner than they let go."""
 
-    payer: Payer
-
     state: State
     waited_s: float
     reasons: tuple[Reason, ...]
@@ -119,7 +117,6 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     if ceilings and estimate_s is not None:
         estimate_s = max(estimate_s, *(ceil.for_s for ceil in ceilings))
     return Explanation(
-        payer=sequence.payer,
         state=State.WAITING if waits else State.PAUSED if is_paused else State.RUNNING,
         waited_s=now_s - sequence.queued_at_s if waits else 0.0,
         reasons=_reasons(scheduler, sequence, binding, ahead, missing, full, ceilings) if waits else (),

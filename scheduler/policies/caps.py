@@ -18,13 +18,19 @@ def tier_gate(tier: str) -> str:
     return _TIER + tier
 
 
+def tier_of_gate(gate: str) -> str | None:
+    """None: it is a node's."""
+    return gate.removeprefix(_TIER) if gate.startswith(_TIER) else None
+
+
 def gate_places(gate: str, tiers: Iterable[str] | None) -> list[tuple[str, ...]]:
     """Names from the root of a waiting tree to a tier or node; a node's requests come in several tiers. tiers: None, where the
     tree does not begin with them."""
-    if gate.startswith(_TIER):
-        return [(gate.removeprefix(_TIER),)]
+    tier = tier_of_gate(gate)
+    if tier is not None:
+        return [(tier,)]
     names = tuple(gate.split("/"))
-    return [names] if tiers is None else [(tier, *names) for tier in tiers]
+    return [names] if tiers is None else [(name, *names) for name in tiers]
 
 
 def prefixes(path: str) -> Iterable[str]:

@@ -294,7 +294,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason", "shadow")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason", "shadow", "ceilings")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class Pong(_message.Message):
     KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     SHADOW_FIELD_NUMBER: _ClassVar[int]
+    CEILINGS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -343,7 +344,22 @@ class Pong(_message.Message):
     kv_accounts: _containers.RepeatedCompositeFieldContainer[_explain_pb2.KVAccount]
     evictions_by_reason: _containers.RepeatedCompositeFieldContainer[CountSpec]
     shadow: _shadow_pb2.ShadowReport
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., shadow: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ...) -> None: ...
+    ceilings: _containers.RepeatedCompositeFieldContainer[CeilSpec]
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., shadow: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ..., ceilings: _Optional[_Iterable[_Union[CeilSpec, _Mapping]]] = ...) -> None: ...
+
+class CeilSpec(_message.Message):
+    __slots__ = ("node", "tier", "share", "used_s", "binds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    USED_S_FIELD_NUMBER: _ClassVar[int]
+    BINDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    tier: str
+    share: float
+    used_s: float
+    binds: bool
+    def __init__(self, node: _Optional[str] = ..., tier: _Optional[str] = ..., share: _Optional[float] = ..., used_s: _Optional[float] = ..., binds: bool = ...) -> None: ...
 
 class CountSpec(_message.Message):
     __slots__ = ("name", "count")
