@@ -193,8 +193,10 @@ def keep_ceilings(scheduler: Scheduler, now_s: float) -> None:
             lane.leave([member for member in lane.members if ceilings.rests(member)], scheduler.policy)
 
 
-def launched_parts(scheduler: Scheduler, meter: TimeMeter) -> StepParts:
-    """Of the step that is launched."""
+def launched_parts(scheduler: Scheduler, meter: TimeMeter, *, with_lane: bool) -> StepParts:
+    """Of the step that is launched, before the lane is placed."""
+    if with_lane:
+        meter.place_lane(scheduler.lane)
     parts = meter.launched()
     if scheduler.shadow is not None:
         parts.shut = scheduler.shadow.state.ceilings.shut

@@ -249,7 +249,7 @@ class Scheduler:
             self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
-        if self.ceilings.buckets:
+        if self.meter is not None:
             keep_ceilings(self, now_s)
         self.lane.change(self.policy)
         self.cost.begin_step(len(self.running))
@@ -293,19 +293,17 @@ class Scheduler:
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
         sequences, brought, cost = ([], [], 0) if placed is None else (placed.sequences, placed.brought, placed.cost)
+        parts = None if self.meter is None else launched_parts(self, self.meter, with_lane=with_lane)
         members: list[Sequence] = []
         if with_lane:
             members = self.lane.members
             output.decode_slots = self.lane.slots
             cost += self.lane.charge(self.policy, self.cost.decode(), Ledger.WORK)
-            if self.meter is not None:
-                self.meter.place_lane(self.lane)
             output.grown_slots, output.grown_blocks = self.lane.place()
             if self.lane.has_done:  # the next step has a seat more, even if their last tokens are still out
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        parts = None if self.meter is None else launched_parts(self, self.meter)
         self.launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged, parts))
         return output
 
