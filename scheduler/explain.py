@@ -17,7 +17,7 @@ from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.stats import AccountStats, account_stats
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
-from fairlane.scheduler.victims import may_evict
+from fairlane.scheduler.victims import evictable_for
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -177,12 +177,10 @@ def _order(scheduler: Scheduler, sequence: Sequence) -> tuple[Rank, int, int]:
 
 
 def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -> tuple[Party, ...]:
-    running, evictable = Counter[Payer](), Counter[Payer]()
+    holders = [other for other in others if other.status is SequenceStatus.RUNNING]
     waits = sequence.status is SequenceStatus.WAITING
-    for other in others:
-        if other.status is SequenceStatus.RUNNING:
-            running[other.payer] += 1
-            evictable[other.payer] += waits and may_evict(scheduler.policy, scheduler.census.quotas, sequence, other)
+    running = Counter(other.payer for other in holders)
+    evictable = Counter(other.payer for other in evictable_for(scheduler, sequence, holders, holders) if waits)
     return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
 
 

@@ -126,7 +126,8 @@ class Scheduler:
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
         self.waits.enter(sequence, now_s, self._step_id)
-        if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
+        settlement = None if self.ceilings.shut else self.settlement  # it may take the place of one that rests
+        if settlement is None or not settlement.outlasts_arrival(sequence, self.policy, self.census):
             self.settlement = None  # by KV guarantee or by rank, it may get in
         delta = self.delta(sequence)
         delta.queue_position = position = self.policy.position(sequence)

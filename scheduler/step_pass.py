@@ -26,7 +26,7 @@ from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.shaping import DecodesAhead, StepShaping, may_decode
 from fairlane.scheduler.stalls import end_stall, started
-from fairlane.scheduler.victims import evict, may_evict
+from fairlane.scheduler.victims import evict, evictable_for, may_evict, resting
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -279,12 +279,12 @@ class StepPass:
         return True
 
     def _yielding_to(self, grower: Sequence) -> list[Sequence]:
-        """Those that rank after it; those before it that are stuck because they may not take its own blocks in turn (a minimum
-        share is owed to them), or neither would ever get on; and those before it whose ceil keeps them from running."""
+        """Those that rank after it; of those before it, who rests, and who is stuck because it may not take its own blocks in
+        turn (a minimum share is owed to it), or neither would ever get on."""
         may_take = self._policy.may_take
         stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
-        resting = [s for s in self._order[: self._next] if self._rests(s) and self._may_lose(s)]
-        return [s for s in self._unplaced() + stuck + resting if may_take(grower, s)]
+        stuck += resting(self._scheduler, grower, filter(self._may_lose, self._order[: self._next]))
+        return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class StepPass:
         if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
             return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
+        evictable = evictable_for(self._scheduler, sequence, self._unplaced(), filter(self._may_lose, self._order))
         # With everybody else gone, nobody would be left to grow.
         kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
         needed = self._blocks.blocks_for(sequence.num_tokens)

@@ -134,7 +134,8 @@ class Policy(Protocol):
         """Whether may_preempt() could ever be true for a candidate of this tier and a running sequence of the others."""
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
-        """Whether a running sequence that must grow may take the blocks of a running one that ranks after it."""
+        """Whether a running sequence that must grow may take the blocks of a running one that ranks after it. The grower, or one
+        that waits, may also take those of one whose `ceil` binds, wherever that ranks."""
 
     def victim_key(self, sequence: Sequence) -> Rank:
         """Running sequences with the smallest key are evicted first; ties go by recompute cost per block freed."""

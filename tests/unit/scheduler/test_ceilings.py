@@ -180,6 +180,53 @@ def test_whoever_must_grow_takes_blocks_of_those_that_rest() -> None:
     assert driver.transcripts[2].token_ids == expected_tokens(other)  # 100 steps of 50 ms
 
 
+def preemptions(driver, number: int) -> list[tuple[PreemptionKind, PreemptionReason]]:
+    told = [delta.preempted for delta in driver.transcripts[number].deltas if delta.preempted]
+    return [one for one in told if one[0] is not PreemptionKind.PAUSED]
+
+
+@pytest.mark.parametrize("policy", TiersPolicy)
+def test_whoever_waits_takes_the_place_of_those_that_rest(policy: TiersPolicy) -> None:
+    """a/x holds 10 of 12 blocks and the only slot, and rests; b/x, of the same tier, needs 3 and runs at once. a/x gets its own
+    tokens all the same."""
+    options = {"tiers": PLAIN, "step_time": STEP, "num_blocks": 12, "max_resident": 1, "policy": policy}
+    driver = world(nodes=(NodeShare("a/x", ceil=0.02),), **options)
+    driver.add(resting := request(1, tenant="a/x", prompt=150, max_tokens=12))
+    while not driver.scheduler.ceilings.shut:
+        driver.turn()
+    driver.add(other := request(2, tenant="b/x", prompt=34, max_tokens=5))
+    for _ in range(6):
+        driver.turn()
+    assert driver.transcripts[2].token_ids == expected_tokens(other)
+    driver.run_until_idle()
+    assert preemptions(driver, 1) == [(PreemptionKind.RECOMPUTED, PreemptionReason.CEIL)]
+    assert driver.transcripts[1].token_ids == expected_tokens(resting)
+
+
+def test_a_lower_tier_takes_nothing_of_a_higher_one_that_rests() -> None:
+    tiers = (Tier("gold", 100, ceil=0.05), Tier("batch", 10))
+    driver = world(tiers=tiers, step_time=STEP, num_blocks=12, max_resident=2)
+    for number in (1, 2):
+        driver.add(request(number, "gold", tenant="a/x", prompt=65, max_tokens=12))
+    driver.add(request(3, "batch", tenant="b/x", prompt=34, max_tokens=5, arrival_s=0.1))
+    driver.run_until_idle()
+    assert preemptions(driver, 1) + preemptions(driver, 2) == []
+
+
+def test_one_that_rests_is_not_evicted_for_that_more_than_three_times() -> None:
+    """Requests of b/x come all the time, each larger than what a/x leaves; a/x still gets to its end."""
+    driver = world(policy=TiersPolicy.FCFS, nodes=(NodeShare("a/x", ceil=0.1),), tiers=PLAIN, step_time=STEP, num_blocks=12)
+    one = request(1, tenant="a/x", prompt=100, max_tokens=30)
+    driver.add_at_arrival([one, *(request(n, tenant="b/x", prompt=100, max_tokens=4, arrival_s=n * 0.4) for n in range(2, 400))])
+    while driver.transcripts[1].ended is None:
+        driver.turn()
+        driver.rest()
+        if not driver.scheduler.num_unfinished:
+            driver.clock.advance(0.01)
+    assert (preemptions(driver, 1), driver.transcripts[1].token_ids) == (
+        [(PreemptionKind.RECOMPUTED, PreemptionReason.CEIL)] * 3, expected_tokens(one))  # fmt: skip
+
+
 def test_a_protected_tier_at_its_ceil_protects_nobody() -> None:
     """Half of a step is for gold while it runs; while it rests, batch reads its prompt in whole steps."""
     tiers = (replace(TIERS[0], ceil=0.02), Tier("batch", 10))
