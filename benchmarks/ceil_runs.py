@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policy_runs import SHAPE, Numbers
+from policy_runs import SHAPE, TIGHT, Numbers
 
 from fairlane.scheduler.simulator.meter import Account
+from fairlane.scheduler.simulator.report import percentile, waits
 from fairlane.scheduler.simulator.scene import Scene, fixed, stream
 from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.workload import SimRequest, Workload, in_order
@@ -37,6 +38,27 @@ def ceil(seed: int) -> Numbers:
             beside = _run([*crowd, *paid], snapshot)
             found[f"{name} {share:.0%} most beside"] = _most(beside) / (1.04 * share * WINDOW_S + 2 * beside.longest_step_s)
             found[f"{name} {share:.0%} busy beside"] = _whole(beside, lambda account: True)
+    return found | _waits_beside(seed)
+
+
+def _waits_beside(seed: int) -> Numbers:
+    """Tight KV that the crowd would fill and hold: time to first token of one without a ceil, over that without the crowd."""
+    scene = Scene(seed, 30.0, TIGHT)
+    rate = scene.rate(512, 256, 1.0)
+    crowd = stream(scene, "crowd/c0", "batch", 2 * rate, fixed(512, 256))
+    paid = stream(scene, "paid/main", "batch", 0.4 * rate, fixed(512, 256))
+
+    def ttft_s(asked: list[SimRequest], share: float | None, policy: TiersPolicy) -> float:
+        nodes = (NodeShare("crowd", ceil=share),)
+        snapshot = PolicySnapshot(1, "", policy, (Tier("batch", 10),), WithinTier.FCFS, nodes)
+        result = Simulation(Workload("CEIL", in_order(asked), ("batch",), 30.0), snapshot, TIGHT).run()
+        return percentile(waits([one for one in result.outcomes if one.planned.account.node == "paid/main"], 30.0), 0.99)
+
+    found: Numbers = {}
+    for policy in (TiersPolicy.FAIR, TiersPolicy.FCFS):
+        alone = ttft_s(paid, None, policy)
+        found[f"{policy.value} wait"] = ttft_s([*crowd, *paid], 0.2, policy) / alone
+        found[f"{policy.value} wait without a ceil"] = ttft_s([*crowd, *paid], None, policy) / alone
     return found
 
 

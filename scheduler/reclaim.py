@@ -127,7 +127,7 @@ class Reclaim:
             one
             for one in self._scheduler.running
             if one not in placed and one not in self.kept and one is not grower and self._policy.may_take(grower, one)
-            if self._is_stuck(one)
+            if self._is_stuck(one) and not self._scheduler.ceilings.rests(one)
         ]
         missing = blocks - self._blocks.num_free_blocks
         losses = Losses(self._quotas, grower, blocks, guarantees_hold=False)

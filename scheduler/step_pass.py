@@ -447,4 +447,4 @@ class StepPass:
                 self._given_back += 1
                 if victim in ahead:
                     self._ahead.pass_by(victim)
-            evict(self._scheduler, victim, gainer, reason, self._now_s)
+            evict(self._scheduler, victim, gainer, reason, self._now_s, ranks_after=victim in ahead)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 # Guard on policy evictions, and on those of whoever rests for a ceil: after this many a sequence is immune.
 MAX_EVICTIONS = 3
+_FOR_QUOTAS = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
 # Who had more KV cache than was its own, or kept what it might not use, pays for its recompute itself.
-_BORROWED = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT, PreemptionReason.CEIL})
+_BORROWED = _FOR_QUOTAS | {PreemptionReason.CEIL}
 # What an eviction is counted for.
 _GUARDED = frozenset({PreemptionReason.HIGHER_RANK, PreemptionReason.CEIL})
 
@@ -73,19 +74,14 @@ def evictable_for(
     return found + [one for one in resting(scheduler, head, running) if one not in found]
 
 
-def _is_for_ceil(scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: PreemptionReason) -> bool:
-    """Whether the gainer has no other right to the blocks than that the victim rests."""
-    if not scheduler.ceilings.rests(victim):
-        return False
-    if reason is PreemptionReason.KV_CAPACITY:
-        return scheduler.policy.rank(victim) < scheduler.policy.rank(gainer)
-    return reason is PreemptionReason.HIGHER_RANK and not scheduler.policy.may_preempt(gainer, victim)
-
-
-def evict(scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: PreemptionReason, now_s: float) -> None:
-    """The victim gives its blocks and slot to the gainer, waits again, and is told."""
-    if _is_for_ceil(scheduler, victim, gainer, reason):
-        reason = PreemptionReason.CEIL
+def evict(
+    scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: PreemptionReason, now_s: float, *, ranks_after: bool
+) -> None:
+    """The victim gives its blocks and slot to the gainer, waits again, and is told. ranks_after: a gainer that grows."""
+    if scheduler.ceilings.rests(victim):  # is that all the right that the gainer has?
+        by_rank = scheduler.policy.may_preempt(gainer, victim) if reason is PreemptionReason.HIGHER_RANK else ranks_after
+        if reason not in _FOR_QUOTAS and not by_rank:
+            reason = PreemptionReason.CEIL
     if reason is PreemptionReason.HIGHER_RANK and scheduler.shadow is not None:
         scheduler.shadow.evicted(gainer, victim)
     victim.num_evictions += reason in _GUARDED

@@ -198,6 +198,7 @@ def test_whoever_waits_takes_the_place_of_those_that_rest(policy: TiersPolicy) -
     for _ in range(6):
         driver.turn()
     assert driver.transcripts[2].token_ids == expected_tokens(other)
+    assert driver.scheduler.sequence(resting.request_id).evicted_by == Payer("batch", "a/x")  # it pays itself
     driver.run_until_idle()
     assert preemptions(driver, 1) == [(PreemptionKind.RECOMPUTED, PreemptionReason.CEIL)]
     assert driver.transcripts[1].token_ids == expected_tokens(resting)
