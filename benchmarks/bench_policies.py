@@ -109,7 +109,7 @@ PROMISES = (
         most=1.0,
         always=True,
     ),
-    Promise("CEIL-wait", "TTFT p99 beside a ceil that binds, KV tight / alone", "CEIL", ("fair wait", "fcfs wait"), most=2.0),
+    Promise("CEIL-wait", "TTFT p99 beside a ceil that binds, KV tight / alone", "CEIL", ("fair wait", "fcfs wait"), most=3.0),
     Promise("CEIL-used", "worker time of who wants more / its ceil", "CEIL", tuple(f"{n} used" for n in _CEILINGS), least=0.97),
     Promise(
         "CEIL-rest",

@@ -14,7 +14,7 @@ from fairlane.scheduler.simulator.simulation import SimResult, Simulation
 from fairlane.scheduler.simulator.workload import SimRequest, Workload, in_order
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot, Tier, TiersPolicy, WithinTier
 
-DURATION_S, WINDOW_S, WARM_UP_S = 60.0, 10.0, 5.0
+DURATION_S, WINDOW_S, WARM_UP_S = 40.0, 10.0, 5.0
 CROWD = ("crowd/c0", "crowd/c1")
 
 
