@@ -138,8 +138,8 @@ class Engine:
             self._finish_oldest()
             self._emit()
             finished = True
-        self._publish()
         self._found_nothing = not launched and not finished
+        self._publish()
         return launched or finished
 
     def wakes_at_s(self) -> float | None:
@@ -164,7 +164,8 @@ class Engine:
     def _publish(self) -> None:
         """Refreshes `stats`; while busy only now and then, because counting every table costs time in every step."""
         now_s = self._clock.now()
-        if not self._scheduler.num_unfinished or now_s - self._published_s >= STATS_INTERVAL_S:
+        rests = self._found_nothing and self.wakes_at_s() is not None  # and may for long
+        if not self._scheduler.num_unfinished or rests or now_s - self._published_s >= STATS_INTERVAL_S:
             self.stats = self._scheduler.stats()
             self._published_s = now_s
 

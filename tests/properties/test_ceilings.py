@@ -1,6 +1,7 @@
 """`ceil`: in every stretch of time a tier or node takes at most its ceil of it, 0.4 s of its ceil, and what it takes of one step
-for every step that is out at a time; whatever the policy, the tree, evictions, swaps, cancels and failing steps. And everybody
-gets all their tokens all the same, in a bounded number of turns, and loses blocks three times at most for rank or a ceil."""
+for every step that is out at a time; whatever the policy, the tree, KV quotas, evictions, swaps, cancels and failing steps. And
+everybody gets all their tokens all the same, in a bounded number of turns, and loses blocks three times at most for rank or a
+ceil."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from engine_world import expected_tokens
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.fake_executor import StepTime
+from fairlane.scheduler.tenancy import KVAmount
 from histories import History, histories, run
 from step_times import StepTimes, Taken, most_above
 from step_watch import StepWatch
 
+GUARANTEES = st.sampled_from([None, KVAmount(share=0.3)])
+LIMITS = st.sampled_from([None, KVAmount(share=0.7), KVAmount(share=1.0)])
 BURST_S = 0.4
 SHARES = st.sampled_from([None, None, 0.02, 0.1, 0.35, 0.8, 1.0])
 
@@ -27,7 +31,13 @@ def capped(draw: st.DrawFn) -> tuple[History, dict[str, Any]]:
     history = draw(histories())
     options = history.options
     options["tiers"] = tuple(replace(tier, ceil=draw(SHARES)) for tier in options["tiers"])
-    options["nodes"] = tuple(replace(node, ceil=draw(SHARES)) for node in options["nodes"])
+    nodes = [replace(node, ceil=draw(SHARES)) for node in options["nodes"]]
+    if draw(st.booleans()):
+        nodes = [
+            replace(node, kv_limit=draw(LIMITS)) if "/" in node.path else replace(node, kv_guarantee=draw(GUARANTEES))
+            for node in nodes
+        ]
+    options["nodes"] = tuple(nodes)
     fixed_s = draw(st.sampled_from([0.01, 0.06, 0.7]))
     return history, {"step_time": StepTime(fixed_s=fixed_s), "fail_steps": draw(st.frozensets(st.integers(2, 60), max_size=1))}
 

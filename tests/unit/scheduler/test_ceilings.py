@@ -306,6 +306,13 @@ def test_an_engine_whose_work_all_rests_sleeps_until_a_ceil_lets_go(depth: int) 
     )
 
 
+def test_what_is_told_of_an_engine_that_sleeps_is_how_it_went_to_sleep() -> None:
+    asked = [request(number, tenant="a/x", max_tokens=400) for number in (1, 2)]
+    found, _, scheduler, _ = engine([ApplyPolicy(snapshot_with(x=0.01), lambda _: None), *map(Add, asked)], stops_s=3.0)
+    found.run()
+    assert (found.stats.step_id, found.stats.ceilings[0].binds) == (scheduler.step_id, True)
+
+
 def test_a_deadline_is_kept_while_everybody_rests() -> None:
     asked = [request(1, tenant="a/x", max_tokens=400), request(2, tenant="a/x", max_tokens=400, deadline_s=3.0)]
     found, _, scheduler, clock = engine([ApplyPolicy(snapshot_with(x=0.01), lambda _: None), *map(Add, asked)], stops_s=3.2)
