@@ -13,11 +13,12 @@ sequence comes back) pushes a new entry at once, and the old one is dropped when
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
-from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.caps import RunningCaps, tier_gate
 from fairlane.scheduler.policies.line import Line
 from fairlane.scheduler.policies.node import Node, SteadyCost, up
 from fairlane.scheduler.request import Payer, RequestId, Sequence
@@ -81,8 +82,13 @@ class WaitTree:
     def peek(self, names: tuple[str, ...] = ()) -> Sequence | None:
         """The next sequence; below the node with these names only, if given."""
         node = None if self._closed else self._find(names)
-        leaf = None if node is None or (names and self.root.children[names[0]].closed) else self._best_leaf(node)
+        leaf = None if node is None or (names and self._is_closed(names[0])) else self._best_leaf(node)
         return leaf.line.head() if leaf is not None and leaf.line is not None else None
+
+    def _is_closed(self, name: str) -> bool:
+        """A child of the root, which stands for a tier where the tree is by tier."""
+        node = self.root.children[name]
+        return node.closed or (self._by_tier and self._caps.is_shut(node.gate))
 
     def lines_within(self, lead: float, most: int) -> list[Line]:
         """FAIR: of leaves that are ahead, at every level, of the one whose turn it is there by at most `lead`, in cost of that
@@ -178,6 +184,13 @@ class WaitTree:
 
     # -- counters ------------------------------------------------------------------------------------------------------
 
+    def lift(self, names: tuple[str, ...]) -> None:
+        """The node was kept from its turns by its own `ceil`: that earns it no more of a claim than idle time does. To be called
+        while it still is."""
+        node = self._find(names)
+        if self._fair and node is not None and node.parent is not None and node.queued:
+            self._lift_node(node, node.parent)
+
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
             return
@@ -244,25 +257,19 @@ class WaitTree:
 
     def counters(self) -> dict[tuple[str, ...], float]:
         """Every node's counter by its names from the root, for a policy that takes over."""
-        found: dict[tuple[str, ...], float] = {}
-        stack: list[tuple[tuple[str, ...], Node]] = [((), self.root)]
-        while stack:
-            names, node = stack.pop()
-            for name, child in node.children.items():
-                found[(*names, name)] = child.charged_v
-                stack.append(((*names, name), child))
-        return found
+        return {names: node.charged_v for names, node in self._named()}
 
     def backlogged(self) -> set[tuple[str, ...]]:
         """Nodes with waiting sequences, by names as of counters()."""
-        found: set[tuple[str, ...]] = set()
+        return {names for names, node in self._named() if node.queued}
+
+    def _named(self) -> Iterator[tuple[tuple[str, ...], Node]]:
         stack: list[tuple[tuple[str, ...], Node]] = [((), self.root)]
         while stack:
             names, node = stack.pop()
-            below = [((*names, name), child) for name, child in node.children.items() if child.queued]
-            found.update(names for names, _ in below)
+            below = [((*names, name), child) for name, child in node.children.items()]
+            yield from below
             stack += below
-        return found
 
     def take_over(self, counters: dict[tuple[str, ...], float], backlogged: set[tuple[str, ...]]) -> None:
         """Starts with another tree's counters; only before anything is pushed. backlogged: those whose waiting sequences come
@@ -313,7 +320,10 @@ class WaitTree:
             return child
         self._uids += 1
         if self._by_tier and parent is self.root:
-            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids, self.steady)
+            tier = self._tiers.get(name)
+            child = Node(name, "", parent, 1.0 if tier is None else tier.weight, self._uids, self.steady)
+            if tier is not None and tier.ceil is not None:
+                child.gate = tier_gate(name)
         else:
             path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
             child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self.steady)
@@ -334,9 +344,12 @@ class WaitTree:
             if node.parent is not None and not node.queued:
                 if node in self._carried:
                     self._carried.discard(node)
-                    continue
-                best = self._best_child(node.parent)
-                node.lift(node.parent.highest_v if best is None else best.v)
+                else:
+                    self._lift_node(node, node.parent)
+
+    def _lift_node(self, node: Node, parent: Node) -> None:
+        best = self._best_child(parent)
+        node.lift(parent.highest_v if best is None else best.v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
@@ -368,9 +381,9 @@ class WaitTree:
             current = self._key(node)
             if current is None:
                 self._leave_heap(parent)
-            elif node.path and self._caps.is_full(node.path):
+            elif node.gate and self._caps.is_full(node.gate):
                 self._leave_heap(parent)
-                self._caps.park(node.path, node, self._offer)
+                self._caps.park(node.gate, node, self._offer)
             elif key == current:
                 return node
             else:
@@ -389,7 +402,7 @@ class WaitTree:
             key, uid, node = heap[place]
             if key == node.entered and parent.children.get(node.name) is node:
                 current = self._key(node)
-                if current is not None and current <= v and not (node.path and self._caps.is_full(node.path)):
+                if current is not None and current <= v and not (node.gate and self._caps.is_full(node.gate)):
                     found[uid] = node
             if len(places) < 2 * most:
                 places += (2 * place + 1, 2 * place + 2)

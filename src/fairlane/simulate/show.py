@@ -28,6 +28,7 @@ _COLUMNS = (
     (Metric.QUEUE_P99_MS, "queue p99 ms", 0, False),
     (Metric.TOKENS_PER_S, "tokens/s", 0, False),
     (Metric.SHARE, "share", 1, True),
+    (Metric.WORKER_TIME, "of worker", 1, True),
     (Metric.ENTITLED_SHARE, "entitled", 1, True),
     (Metric.PREEMPTIONS, "evicted", 0, False),
     (Metric.RECOMPUTED_TOKENS, "recomputed", 0, False),
@@ -56,12 +57,13 @@ def tables(console: Console, runs: Sequence[Run]) -> None:
     comes first here: a change is what the policy changes."""
     runs = runs[::-1]
     console.print(_overall(runs))
-    _by_name(console, "by tier", [(run.name, run.report.tiers) for run in runs])
+    hidden = frozenset() if any(run.has_ceilings for run in runs) else frozenset({Metric.WORKER_TIME})
+    _by_name(console, "by tier", [(run.name, run.report.tiers) for run in runs], hidden)
     nodes = [(run.name, run.report.nodes) for run in runs]
     names = _largest(runs)
     shown = [(name, {node: figures[node] for node in names if node in figures}) for name, figures in nodes]
     total = len({node for _, figures in nodes for node in figures})
-    _by_name(console, "by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown)
+    _by_name(console, "by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown, hidden)
 
 
 def _largest(runs: Sequence[Run]) -> list[str]:
@@ -88,10 +90,11 @@ def _overall(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _by_name(console: Console, title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]]) -> None:
+def _by_name(console: Console, title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]], hidden: frozenset[Metric]) -> None:
     """A row for each name and run. What is too wide for the terminal goes on in a table below: no figure is ever cut."""
     names = list(dict.fromkeys(name for _, figures in runs for name in figures))
-    columns = [column for column in _COLUMNS if any(column[0] in f for _, figures in runs for f in figures.values())]
+    known = {metric for _, figures in runs for f in figures.values() for metric in f} - hidden
+    columns = [column for column in _COLUMNS if column[0] in known]
     heads = ["", *(["policy"] if len(runs) > 1 else [])]
     rows: list[list[str]] = []
     for name in names:
