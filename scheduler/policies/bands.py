@@ -168,8 +168,8 @@ class BandPolicy:
             return (-self._top_band - 1, sequence.place if stay is None else self._place_in_line(stay))
         band = self._band[sequence.request.tier]
         if stay is None:  # running: its own band, whatever let it in
-            return (0, sequence.place) if sequence.relegated else (-band, *self._tree(sequence).rank(sequence, waiting=False))
-        return (-band - stay.risen, *self._tree(sequence, stay.risen).rank(sequence, waiting=True))
+            return (0, sequence.place) if sequence.relegated else (-band, *self._trees[band].rank(sequence, waiting=False))
+        return (-band - stay.risen, *self._trees[band + stay.risen].rank(sequence, waiting=True))
 
     def _place_in_line(self, stay: Stay) -> int:
         return self._tree(stay.sequence, stay.risen).place_of(stay.sequence)

@@ -173,6 +173,20 @@ class Node:
                 self.parent.steady.discard(self)
 
 
+def standing(node: Node) -> list[float]:
+    """Counter and id of the node and of those above it, the root left out, from the top level down."""
+    parts: list[float] = []
+    totals = node._steady.totals
+    while node.parent is not None:
+        if node._settled is not totals:  # as in `v`, without the call
+            node._settle()
+        parts.append(node.uid)
+        parts.append(node._v)
+        node = node.parent
+    parts.reverse()
+    return parts
+
+
 def up(node: Node) -> Iterator[Node]:
     """The node and its ancestors, the root last."""
     current: Node | None = node

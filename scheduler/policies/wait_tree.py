@@ -19,7 +19,7 @@ from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps
 from fairlane.scheduler.policies.line import Line
-from fairlane.scheduler.policies.node import Node, SteadyCost, up
+from fairlane.scheduler.policies.node import Node, SteadyCost, standing, up
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
 
@@ -79,7 +79,7 @@ class WaitTree:
 
     def peek(self, names: tuple[str, ...] = ()) -> Sequence | None:
         """The next sequence; below the node with these names only, if given."""
-        node = None if self._closed else self._find(names)
+        node = None if self._closed or not self.root.queued else self._find(names)
         leaf = None if node is None or (names and self.root.children[names[0]].closed) else self._best_leaf(node)
         return leaf.line.head() if leaf is not None and leaf.line is not None else None
 
@@ -157,14 +157,7 @@ class WaitTree:
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        parts: list[float] = [place]
-        node = self._leaf_of(sequence.payer)
-        while node.parent is not None:
-            parts.append(node.uid)
-            parts.append(node.v)
-            node = node.parent
-        parts.reverse()
-        return tuple(parts)
+        return (*standing(self._leaf_of(sequence.payer)), place)
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""

@@ -65,13 +65,17 @@ class SimResult:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A run keeps very many objects, and its requests make no cycles: looking for some takes up to a third of its time."""
+    """A run keeps very many objects, and its requests make no cycles: looking for some takes up to a third of its time. Once it
+    is over they are as good as old: counted as young, they would be looked through all together at once."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # else what somebody has frozen would thaw
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
