@@ -212,6 +212,7 @@ class DecodeLane:
         for sequence in self.members:
             sequence.num_computed_tokens += placed
             sequence.num_retired_tokens += retired
+        for sequence in self.members if in_flight else ():
             sequence.num_in_flight += in_flight
             sequence.steps_in_flight += in_flight
         self._placed = 0

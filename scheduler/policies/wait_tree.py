@@ -62,7 +62,8 @@ class WaitTree:
         if leaf.line is None:
             leaf.line = Line()
         leaf.line.push(sequence)
-        self._lift(leaf)
+        if not leaf.queued:
+            self._lift(leaf)
         for node in up(leaf):
             node.queued += 1
         self._offer(leaf)
