@@ -101,14 +101,15 @@ class Simulation:
         self._shape = shape
         self._sample_s = sample_s
         self._check = check
-        self._planned = plan(workload)
+        is_cached = workload.has_prefixes or shape.prefix_caching
+        self._planned = plan(workload, is_cached=is_cached)
         self.outcomes = [Outcome(planned) for planned in self._planned]
         self._router = LeastOutstanding(num_workers)
         self.workers: list[SimWorker] = []
         for index in range(num_workers):
             clock = EventClock()
             executor = TimedExecutor(index, shape, self._planned, clock, self.meter, self.log)
-            worker = SimWorker(index, shape, snapshot, executor, clock, self, prefix_caching=workload.has_prefixes)
+            worker = SimWorker(index, shape, snapshot, executor, clock, self, prefix_caching=is_cached)
             self.workers.append(worker)
         self._due: list[tuple[float, int]] = []
         self._is_due = [False] * num_workers

@@ -193,3 +193,13 @@ def test_nobody_counts_a_workers_tables_while_it_has_work() -> None:
     simulation.run(duration_s=2.0)
     counted_at, last = worker.engine.stats.step_id, worker.executor.num_steps
     assert (counted_at < 5, last > 50) == (True, True)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_an_evicted_request_finds_its_own_blocks_again_where_the_worker_caches(caching: bool) -> None:
+    """Twenty blocks: the batch request holds eleven or so, gold needs thirteen. Seven stay as they were: 112 tokens of 160
+    and what it had generated."""
+    asked = (SimRequest(0.0, "o/t0", "batch", 160, 40), SimRequest(0.1, "o/t1", "gold", 200, 2))
+    shape = replace(SMALL, num_blocks=20, prefix_caching=caching)
+    result = run(Workload("two", asked, ("gold", "batch"), 100.0), TiersPolicy.VIP, shape)
+    assert (result.preemptions, result.recomputed_tokens > 0, result.recomputed_tokens < 160) == (1, True, caching)

@@ -55,6 +55,7 @@ def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
         ('{"num_blocks": 0}', "num_blocks: 0: a whole number, at least 1, is needed"),
         ('{"num_blocks": 1.5}', "num_blocks: 1.5: a whole number"),
         ('{"depth": 3}', "depth: 3: a whole number, from 0 to 2, is needed"),
+        ('{"prefix_caching": 1}', "prefix_caching: 1: true or false is needed"),
         ('{"network_s": -1}', "network_s: -1: a number of seconds, at least 0, is needed"),
         ('{"max_num_seqs": 9, "max_num_batched_tokens": 8}', "max_num_batched_tokens (8) must be at least max_num_seqs (9)"),
         ("[1]", "an object with step"),
