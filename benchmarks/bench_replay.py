@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=10, help="how many (default 10)")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each load under each policy (default 2)")
-    parser.add_argument("--slice", type=float, default=2.5, help="seconds of calibration before each run (default 2.5)")
+    parser.add_argument("--slice", type=float, default=2.0, help="seconds of calibration before each run (default 2)")
     parser.add_argument("--processes", type=int, default=2, help="that serve at once, a core each (default 2)")
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="paced", help="what time is (default paced)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")

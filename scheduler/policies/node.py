@@ -173,7 +173,7 @@ class Node:
                 self.parent.steady.discard(self)
 
 
-def standing(node: Node) -> list[float]:
+def standing(node: Node) -> tuple[float, ...]:
     """Counter and id of the node and of those above it, the root left out, from the top level down."""
     parts: list[float] = []
     totals = node._steady.totals
@@ -184,7 +184,7 @@ def standing(node: Node) -> list[float]:
         parts.append(node._v)
         node = node.parent
     parts.reverse()
-    return parts
+    return tuple(parts)
 
 
 def up(node: Node) -> Iterator[Node]:

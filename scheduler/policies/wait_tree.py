@@ -52,7 +52,9 @@ class WaitTree:
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
         self._closed = False
+        self._standings: dict[Payer | str, tuple[float, ...]] = {}
         self.steady = SteadyCost()
+        self._standings_at = self.steady.totals
         self.root = Node("", "", None, 1.0, 0, self.steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
@@ -158,7 +160,18 @@ class WaitTree:
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        return (*standing(self._leaf_of(sequence.payer)), place)
+        return (*self._standing(sequence.payer), place)
+
+    def _standing(self, payer: Payer) -> tuple[float, ...]:
+        """Remembered until a counter moves: those that run are sorted by it, and many are of one leaf."""
+        if self._standings_at is not self.steady.totals:
+            self._standings_at = self.steady.totals
+            self._standings.clear()
+        key = payer if self._by_tier else payer.tenant
+        found = self._standings.get(key)
+        if found is None:
+            found = self._standings[key] = standing(self._leaf_of(payer))
+        return found
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""
@@ -174,6 +187,7 @@ class WaitTree:
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
             return
+        self._standings.clear()
         leaf = self._leaf_of(payer)
         came = cost if ledger is Ledger.WORK and cost > 0 else 0  # a refund is of a sequence that has left
         for node in up(leaf):
@@ -218,6 +232,7 @@ class WaitTree:
         self._retire(leaf)
 
     def _expect(self, leaf: Node, cost: int, came: int) -> None:
+        self._standings.clear()
         for node in up(leaf):
             if node.parent is not None:
                 node.expect(cost, came)
@@ -248,6 +263,7 @@ class WaitTree:
 
     def take_over(self, counters: dict[tuple[str, ...], float]) -> None:
         """Starts with another tree's counters; only before anything is pushed."""
+        self._standings.clear()
         for names, v in sorted(counters.items(), key=lambda item: len(item[0])):
             node = self.root
             for name in names:
@@ -309,6 +325,7 @@ class WaitTree:
     def _lift(self, leaf: Node) -> None:
         if not self._fair:
             return
+        self._standings.clear()
         for node in up(leaf):
             if node.parent is not None and not node.queued:
                 best = self._best_child(node.parent)
@@ -316,12 +333,13 @@ class WaitTree:
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
-        for node in up(leaf):
-            if node.parent is not None:
-                key = self._key(node)
-                if key is not None and (node.entered is None or key < node.entered):
-                    node.entered = key
-                    heappush(node.parent.heap, (key, node.uid, node))
+        node, parent = leaf, leaf.parent
+        while parent is not None:
+            key = self._key(node)
+            if key is not None and (node.entered is None or key < node.entered):
+                node.entered = key
+                heappush(parent.heap, (key, node.uid, node))
+            node, parent = parent, parent.parent
 
     def _key(self, node: Node) -> float | None:
         """None: nothing below it can go now."""
@@ -403,6 +421,7 @@ class WaitTree:
             current = parent.children.get(node.name) is node
             if current and not node.queued and not node.running and (not self._fair or node.v <= floor):
                 del parent.children[node.name]
+                self._standings.clear()  # who comes back is another node
                 self._forget_leaves(node)
 
     def _forget_leaves(self, node: Node) -> None:
