@@ -9,7 +9,7 @@ A worker has one thread; processes serve at the same time, each its part of the 
 A real run is one draw of chance, and so is one replay: every load is replayed some times, each step's time off from the model's
 as the recorded steps were. Column `once` has replays without that, one of each load.
 
-By default time is what a worker's thread computes, at the pace the machine had at first (work_clock.py), so that others on the
+By default time is what a worker's thread computes, in seconds of a machine of a given pace (work_clock.py), so that others on the
 machine disturb little; --clock work leaves the pace as it is, and --clock wall is for a machine of one's own.
 """
 
@@ -194,7 +194,7 @@ def main() -> None:
         console.print(f"fitted to the sweep: {one.sweep.model}; {len(one.sweep.cells)} kinds of steps")
         console.print(f"fitted to steps: {by_steps.model}; off by {by_steps.mape:.1%} on average, {by_steps.worst:.1%} at worst")
         if one.paces:
-            console.print(f"the machine's pace: {min(one.paces):.2f} to {max(one.paces):.2f} of what it was at first")
+            console.print(f"a second of this machine was worth {min(one.paces):.2f} to {max(one.paces):.2f} of the clock")
     checks = checks_of(rows, [one.sweep for one in found])
     print_checks(checks)
     for wrong in wrong_orders(rows):

@@ -24,8 +24,9 @@ from fairlane.worker.executor import LocalExecutor
 from fairlane.worker.shape import shape_of
 
 CLOCKS: Mapping[str, Callable[[], Clock]] = {"paced": PacedClock, "work": WorkClock, "wall": MonotonicClock}
-# Of the probe by which the paced clock goes; a step of these loads has about as many.
-PROBE_TOKENS = 64
+# The probe by which the paced clock goes: a step of these loads has about as many tokens, and it takes about so long where nobody
+# else is. So the loads press as hard on any machine, however slow it is at the time.
+PROBE_TOKENS, PROBE_S = 64, 0.085
 # More than a scheduler takes between two steps: nobody was there.
 IDLE_S = 0.02
 
@@ -105,5 +106,5 @@ def _pace(clock: Clock, executor: LocalExecutor) -> Callable[[], None]:
     """What is to be called between two steps. The probe is about a step: others slow down what computes less than what reads."""
     if not isinstance(clock, PacedClock):
         return lambda: None
-    clock.pace_by(lambda: executor.runner.warm_up((PROBE_TOKENS,)))
+    clock.pace_by(lambda: executor.runner.warm_up((PROBE_TOKENS,)), PROBE_S)
     return clock.keep_pace

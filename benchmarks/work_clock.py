@@ -21,8 +21,9 @@ class WorkClock(FakeClock):
 
 class PacedClock(FakeClock):
     """A WorkClock without that, too: others slow everything down by a tenth for minutes, and a queue passes it on several times
-    over. Now and then a probe, the same work each time, is timed; seconds count by how long it takes against how long it took
-    at first. Probes themselves take no time of this clock."""
+    over. Now and then a probe, the same work each time, is timed, and is said to have taken so long: seconds are those of a
+    machine on which that is true. Probes themselves take no time of this clock. paces: its seconds in one of the thread's, probe
+    by probe."""
 
     def __init__(self, timer: Callable[[], float] = time.thread_time, *, every_s: float = 0.7, mean_of: int = 5) -> None:
         """timer: of this thread's work. every_s: of it, between probes. mean_of: newest probes whose median counts."""
@@ -32,7 +33,7 @@ class PacedClock(FakeClock):
         self._every_s = every_s
         self._newest = deque[float](maxlen=mean_of)
         self._probe: Callable[[], None] | None = None
-        self._first_s = 0.0
+        self._takes_s = 0.0
         self._pace = 1.0
         self._counted_s = 0.0
         self._since_s = timer()
@@ -40,13 +41,13 @@ class PacedClock(FakeClock):
     def now(self) -> float:
         return super().now() + self._counted_s + (self._timer() - self._since_s) * self._pace
 
-    def pace_by(self, probe: Callable[[], None], *, first: int = 15) -> None:
-        """Times it so many times; the median is what later ones are compared with."""
+    def pace_by(self, probe: Callable[[], None], takes_s: float) -> None:
+        """takes_s: how long the probe takes by this clock."""
         self._count()
-        self._probe = probe
-        self._first_s = median([self._probed_s() for _ in range(first)])
-        self._newest.clear()
-        self._since_s = self._timer()
+        self._probe, self._takes_s = probe, takes_s
+        for _ in range(self._newest.maxlen or 1):
+            self._newest.append(self._probed_s())
+        self._set_pace()
 
     def keep_pace(self) -> None:
         """Probes if it is time to. Between two steps."""
@@ -54,7 +55,10 @@ class PacedClock(FakeClock):
             return
         self._count()
         self._newest.append(self._probed_s())
-        self._pace = self._first_s / median(self._newest)
+        self._set_pace()
+
+    def _set_pace(self) -> None:
+        self._pace = self._takes_s / median(self._newest)
         self.paces.append(self._pace)
         self._since_s = self._timer()
 

@@ -40,18 +40,18 @@ def test_without_a_probe_it_is_the_threads_time_and_what_was_skipped() -> None:
 
 def test_probes_take_no_time_and_come_only_so_often() -> None:
     thread = Thread()
-    thread.clock.pace_by(thread.probe, first=4)
+    thread.clock.pace_by(thread.probe, 0.05)
     start_s = thread.clock.now()
     for _ in range(20):
         thread.work(0.3)
         thread.clock.keep_pace()
     # Every fourth time 1.2 s have passed since the one before.
-    assert (thread.clock.now() - start_s, thread.probes) == (pytest.approx(6.0), 4 + 5)
+    assert (thread.clock.now() - start_s, thread.probes) == (pytest.approx(6.0), 3 + 5)
 
 
 def test_the_same_work_takes_as_long_on_a_machine_that_has_become_slower() -> None:
     thread = Thread()
-    thread.clock.pace_by(thread.probe)
+    thread.clock.pace_by(thread.probe, 0.05)
     thread.slow = 1.25
     for _ in range(3):  # until most of the newest probes have seen it
         thread.work(1.0)
@@ -65,18 +65,18 @@ def test_the_same_work_takes_as_long_on_a_machine_that_has_become_slower() -> No
 
 def test_one_slow_probe_changes_nothing() -> None:
     thread = Thread()
-    thread.clock.pace_by(thread.probe)
+    thread.clock.pace_by(thread.probe, 0.05)
     for number in range(9):
         thread.work(1.0)
         thread.slow = 3.0 if number == 4 else 1.0
         thread.clock.keep_pace()
         thread.slow = 1.0
-    assert thread.clock.paces == pytest.approx([1.0] * 9)
+    assert thread.clock.paces == pytest.approx([1.0] * 10)
 
 
 def test_it_never_goes_back() -> None:
     thread = Thread()
-    thread.clock.pace_by(thread.probe)
+    thread.clock.pace_by(thread.probe, 0.05)
     seen = []
     for number in range(40):
         thread.slow = (1.0, 2.0, 0.5)[number % 3]
@@ -85,3 +85,12 @@ def test_it_never_goes_back() -> None:
         thread.clock.keep_pace()
         seen.append(thread.clock.now())
     assert seen == sorted(seen)
+
+
+def test_a_slow_machines_seconds_are_shorter() -> None:
+    thread = Thread()
+    thread.slow = 2.0
+    thread.clock.pace_by(thread.probe, 0.05)
+    start_s = thread.clock.now()
+    thread.work(1.0)
+    assert thread.clock.now() - start_s == pytest.approx(1.0)
