@@ -37,7 +37,8 @@ class Node:
 
     `queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
     between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `peak`: the largest counter
-    that a child had when it was charged, but for those charged by rate, which are in `steady`."""
+    that a child had when it was charged, but for those charged by rate, which are in `steady`; `stood`: standing() of a leaf,
+    when the tree had counted so many moves as `stood_at` says."""
 
     __slots__ = (
         "_came",
@@ -62,6 +63,8 @@ class Node:
         "queued",
         "running",
         "steady",
+        "stood",
+        "stood_at",
         "tokens",
         "uid",
         "weight",
@@ -92,6 +95,8 @@ class Node:
         self.heap: list[tuple[float, int, Node]] = []
         self.idle: list[tuple[float, int, Node]] = []
         self.line: Line | None = None
+        self.stood: tuple[float, ...] = ()
+        self.stood_at = -1
         self.key: Payer | str | None = None  # a leaf's, in the tree's index
 
     @property

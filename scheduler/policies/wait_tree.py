@@ -52,9 +52,9 @@ class WaitTree:
         self._leaves: dict[Payer | str, Node] = {}
         self._touched: list[Node] = []
         self._closed = False
-        self._standings: dict[Payer | str, tuple[float, ...]] = {}
+        self._moves = 0  # of counters
         self.steady = SteadyCost()
-        self._standings_at = self.steady.totals
+        self._charged = self.steady.totals
         self.root = Node("", "", None, 1.0, 0, self.steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
@@ -164,14 +164,13 @@ class WaitTree:
 
     def _standing(self, payer: Payer) -> tuple[float, ...]:
         """Remembered until a counter moves: those that run are sorted by it, and many are of one leaf."""
-        if self._standings_at is not self.steady.totals:
-            self._standings_at = self.steady.totals
-            self._standings.clear()
-        key = payer if self._by_tier else payer.tenant
-        found = self._standings.get(key)
-        if found is None:
-            found = self._standings[key] = standing(self._leaf_of(payer))
-        return found
+        if self._charged is not self.steady.totals:
+            self._charged = self.steady.totals
+            self._moves += 1
+        leaf = self._leaf_of(payer)
+        if leaf.stood_at != self._moves:
+            leaf.stood_at, leaf.stood = self._moves, standing(leaf)
+        return leaf.stood
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""
@@ -187,7 +186,7 @@ class WaitTree:
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
             return
-        self._standings.clear()
+        self._moves += 1
         leaf = self._leaf_of(payer)
         came = cost if ledger is Ledger.WORK and cost > 0 else 0  # a refund is of a sequence that has left
         for node in up(leaf):
@@ -232,7 +231,7 @@ class WaitTree:
         self._retire(leaf)
 
     def _expect(self, leaf: Node, cost: int, came: int) -> None:
-        self._standings.clear()
+        self._moves += 1
         for node in up(leaf):
             if node.parent is not None:
                 node.expect(cost, came)
@@ -263,7 +262,7 @@ class WaitTree:
 
     def take_over(self, counters: dict[tuple[str, ...], float]) -> None:
         """Starts with another tree's counters; only before anything is pushed."""
-        self._standings.clear()
+        self._moves += 1
         for names, v in sorted(counters.items(), key=lambda item: len(item[0])):
             node = self.root
             for name in names:
@@ -325,7 +324,7 @@ class WaitTree:
     def _lift(self, leaf: Node) -> None:
         if not self._fair:
             return
-        self._standings.clear()
+        self._moves += 1
         for node in up(leaf):
             if node.parent is not None and not node.queued:
                 best = self._best_child(node.parent)
@@ -421,7 +420,6 @@ class WaitTree:
             current = parent.children.get(node.name) is node
             if current and not node.queued and not node.running and (not self._fair or node.v <= floor):
                 del parent.children[node.name]
-                self._standings.clear()  # who comes back is another node
                 self._forget_leaves(node)
 
     def _forget_leaves(self, node: Node) -> None:
