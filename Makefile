@@ -138,7 +138,7 @@ bench-serving-gpu: ## The gateway on one GPU: the chat list over gRPC against th
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_serving.py --device cuda --model llama-3.1-8b $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
-bench-tenants: ## Tenants beside each other under overload on one H200: latency, throughput, shares (about nine minutes)
+bench-tenants: ## Tenants beside each other under overload on one H200: latency, throughput, shares (about 14 minutes)
 	@$(call with_gpu,$(GATEWAY_MODULES)) \
 	  && set -x && PYTHONPATH=src:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} \
 	  "$$python" benchmarks/bench_tenants.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from gpu_timing import GraphTimer, WallTimer
 from kernel_case import Case, World
 from report import print_checks, print_rows, write_csv, write_json
 
-GROUPS = ("decode", "cascade", "prefill", "small", "linear", "sample", "copy")
+GROUPS = ("decode", "rope", "cascade", "prefill", "small", "linear", "sample", "copy")
 SWEEP_S = 280.0  # what is not tried by then is left out
 
 
@@ -37,6 +38,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there, as they come")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--only", metavar="GROUP,...", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--cases", metavar="REGEX", default="", help="only cases in whose names this is found")
     parser.add_argument("--sweep", action="store_true", help="try every candidate configuration, print the best three per case")
     parser.add_argument("--quick", action="store_true", help="fewer samples, no comparison with torch's attention")
     parser.add_argument("--block-sizes", metavar="N,...", default="16", help="of the KV cache, for the attention (default 16)")
@@ -44,6 +46,10 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)  # cpu: tiny, interpreted
     arguments = parser.parse_args(words)
     arguments.groups = arguments.only.split(",")
+    try:
+        re.compile(arguments.cases)
+    except re.error as error:
+        parser.error(f"--cases: {error}")
     if unknown := sorted(set(arguments.groups) - set(GROUPS)):
         parser.error(f"--only: there is no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     try:
@@ -68,17 +74,20 @@ def world_of(device: str) -> World:
     return World(torch.device("cuda"), torch.bfloat16)
 
 
-def cases_of(groups: Sequence[str], block_sizes: Sequence[int]) -> list[Case]:
+def cases_of(groups: Sequence[str], block_sizes: Sequence[int], pattern: str = "") -> list[Case]:
+    """Of these groups, those in whose names the regular expression is found."""
     # Imported here: Triton must learn from the environment first whether it interprets.
     from attention_cases import cascade_cases, decode_cases, prefill_cases
     from linear_cases import linear_cases
+    from rope_cases import rope_cases
     from sample_cases import copy_cases, sample_cases
     from small_cases import small_cases
 
-    attention = decode_cases, cascade_cases, prefill_cases
+    attention = decode_cases, rope_cases, cascade_cases, prefill_cases
     cases = [case for size in block_sizes for cases_of_one in attention for case in cases_of_one(size)]
     cases += [*small_cases(block_sizes[0]), *linear_cases(), *sample_cases(), *copy_cases()]
-    return sorted((case for case in cases if case.group in groups), key=lambda case: GROUPS.index(case.group))
+    cases = [case for case in cases if case.group in groups and re.search(pattern, case.name)]
+    return sorted(cases, key=lambda case: GROUPS.index(case.group))
 
 
 def keep(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
@@ -130,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     world = world_of(arguments.device)
     from gpu_ceilings import measure_ceilings
-    from kernel_runs import Runner, best_rows, checks_of, overall_rows
+    from kernel_runs import Runner, best_rows, checks_of, overall_rows, table_entries
 
     torch.manual_seed(0)
     samples = 12 if arguments.quick else 40
@@ -145,11 +154,15 @@ def main(words: Sequence[str] | None = None) -> int:
         kept=lambda rows: keep(arguments.json, [*ceilings.rows(), *rows]),
         until_s=None if budget_s is None else begin + budget_s,
     )
-    cases = cases_of(arguments.groups, arguments.block_sizes)
+    cases = cases_of(arguments.groups, arguments.block_sizes, arguments.cases)
+    if not cases:
+        raise SystemExit(f"--cases: no case of {', '.join(arguments.groups)} has such a name")
     if arguments.sweep:
         runner.sweep(cases)
         print_rows("the best candidates, and the first of the list", [shown_candidate(row) for row in best_rows(runner.rows)])
         print_rows("time over that of the case's best candidate", overall_rows(runner.rows))
+        if entries := table_entries(runner.rows):
+            print("for the tuning table, where better than what it says now:", *entries, sep="\n    ")
         checks = []
     else:
         runner.measure(cases, peers=not arguments.quick)

@@ -1,7 +1,7 @@
 """H5, tenants beside each other on one GPU under overload: what VIPs and light tenants get under FCFS, VIP with each shaping, and
 FAIR, and what is left for the crowd. On the real engine, through the gateway, and as the simulator predicts it.
 
-    python benchmarks/bench_tenants.py                            all of it on one H200, Llama-3.1-8B's shape (nine minutes)
+    python benchmarks/bench_tenants.py                            all of it on one H200, Llama-3.1-8B's shape (14 minutes)
     python benchmarks/bench_tenants.py --simulate                 the simulator alone, on any machine (about two minutes)
     python benchmarks/bench_tenants.py --only overload/vip-balanced,flood --via engine --workloads 1
     python benchmarks/bench_tenants.py --device cpu --model smollm2 --scale 0.05 --via engine,gateway       a dry run
@@ -42,27 +42,33 @@ from tenant_runs import ENGINE, GATEWAY, SETTINGS, SIMULATOR, Run, in_simulator,
 from fairlane.bench.figures import Row
 from fairlane.bench.loads import chat_lengths
 from fairlane.bench.run import Bench, RunError
+from fairlane.calibrate.grid import points_for
+from fairlane.calibrate.sweep import Sweep
 from fairlane.clock import MonotonicClock
 from fairlane.errors import ConfigError
+from fairlane.scheduler.executor import StepError
 from fairlane.scheduler.simulator.errors import SimulationInputError
+from fairlane.scheduler.simulator.fit import fit
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.step_time import H200
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executors import make_executor
+from fairlane.worker.shape import shape_of
 
 Say = Callable[[str], None]
 NUM_RESIDENT, HOST_KV, HOST_BLOCKS = 256, "16GiB", 8192
-SHARES_EACH = 550
+SHARES_EACH = 700
+CALIBRATION = "calibration"
 SHOWN = ("load", "policy", "via", "requests", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "many_tok_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A row to be: a load under a policy, as often as there are workloads, or once."""
+    """A row to be: a load under a policy. most: workloads, one after another, pooled."""
 
     load: str
     policy: str
-    pooled: bool = False
+    most: int = 1
 
     @property
     def name(self) -> str:
@@ -72,13 +78,13 @@ class Part:
         if self.load == "shares":
             return [shares(given.each).scaled(given.scale)]
         make = {"alone": alone, "overload": overload, "flood": flood}[self.load]
-        return [make(number).scaled(given.scale) for number in range(1, (given.workloads if self.pooled else 1) + 1)]
+        return [make(number).scaled(given.scale) for number in range(1, min(given.workloads, self.most) + 1)]
 
 
 PARTS = (
-    Part("overload", "vip-balanced", pooled=True),
+    Part("overload", "vip-balanced", most=5),
     Part("overload", "fcfs"),
-    Part("flood", "flood-fair", pooled=True),
+    Part("flood", "flood-fair", most=3),
     Part("flood", "flood-fcfs"),
     Part("shares", "shares-fair"),
     Part("alone", "vip-balanced"),
@@ -94,6 +100,7 @@ class Session:
         self.given = given
         self.rows: list[Row] = []
         self.failures: list[str] = []
+        self.shape: WorkerShape | None = None  # the simulator's; None: no engine has been measured
         self._began_s = time.monotonic()
         self._told = ""
 
@@ -136,11 +143,26 @@ def summary(row: Row) -> str:
     return f"TTFT {ttft}, TPOT {tpot} ms{many}"
 
 
+def calibrate(session: Session, bench: Bench, config: WorkerConfig) -> None:
+    """Fits the simulator's worker to this one, as `fairlane calibrate` does. Raises SimulationInputError, StepError."""
+    clock, info = MonotonicClock(), bench.executor.info
+    sweep, points = Sweep(bench.executor, config.pipeline_depth, clock), points_for(config, info)
+    sweep.run(points, clock.now() + session.given.calibrate, lambda: None)
+    found = fit(sweep.cells())
+    session.shape = replace(shape_of(config, info), step=found.model)
+    about = {"cells": len(found.cells), "kinds": len(points), "mape": found.mape, "worst": found.worst}
+    session.rows.append({"load": CALIBRATION, "policy": None, "via": ENGINE, **about, "shape": session.shape.document({})})
+    kinds = f"{len(found.cells)} of {len(points)} kinds of steps"
+    session.say(f"calibrated: {kinds}, off by {found.mape:.1%}, {found.worst:.1%} at worst")
+
+
 def simulate(session: Session) -> None:
     given = session.given
-    base = WorkerShape(H200) if given.shape is None else WorkerShape.load(given.shape)
-    limits: dict[str, Any] = dict(SETTINGS) if given.scale == 1 else {}
-    shape = replace(base, **limits, max_num_resident=NUM_RESIDENT, num_host_blocks=HOST_BLOCKS, max_prefill_chunk=0)
+    shape = session.shape
+    if shape is None:
+        base = WorkerShape(H200) if given.shape is None else WorkerShape.load(given.shape)
+        limits: dict[str, Any] = dict(SETTINGS) if given.scale == 1 else {}
+        shape = replace(base, **limits, max_num_resident=NUM_RESIDENT, num_host_blocks=HOST_BLOCKS, max_prefill_chunk=0)
     for part in session.parts():
         session.run(part, lambda workload, part=part: in_simulator(shape, workload, part.policy))  # type: ignore[misc]
 
@@ -151,6 +173,8 @@ def measure(session: Session, config: WorkerConfig) -> None:
     try:
         say(f"{config.model}: {bench.executor.info.num_blocks:,} blocks")
         bench.run(warm_up(chat_lengths(), session.given.scale))
+        if SIMULATOR in session.given.via and session.given.shape is None:
+            calibrate(session, bench, config)
         for part in session.parts():
             session.run(
                 part,
@@ -168,7 +192,7 @@ def measure_gateway(session: Session, config: WorkerConfig) -> None:
     for part in session.parts(OVER_GATEWAY):
         try:
             with tempfile.TemporaryDirectory(prefix="fl") as folder:
-                _serve_part(session, config, replace(part, pooled=False), Path(folder))
+                _serve_part(session, config, replace(part, most=1), Path(folder))
         except NotServingError as error:
             session.failures.append(f"{part.name} through the gateway: {error}")
             session.say(f"FAILED {part.name} through the gateway: {error}")
@@ -211,9 +235,15 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--load-format", choices=("safetensors", "dummy"), help="dummy: random weights (always for a shape)")
     add("--via", type=worlds, default=[ENGINE, GATEWAY, SIMULATOR], metavar="WORLDS", help="engine,gateway,simulator")
     add("--simulate", action="store_true", help="short for --via simulator; checks are of its rows")
-    add("--shape", type=Path, metavar="FILE", help="the simulator's worker, from fairlane calibrate (default: its H200)")
+    add(
+        "--shape",
+        type=Path,
+        metavar="FILE",
+        help="the simulator's worker, of fairlane calibrate (default: the engine's fit)",
+    )
+    add("--calibrate", type=positive, default=60.0, metavar="S", help="seconds for that fit (default 60)")
     add("--only", type=names, default=[], metavar="ROWS", help="loads, or load/policy, with commas")
-    add("--workloads", type=int, default=5, help="of the rows that are pooled (default 5: 200 VIP requests)")
+    add("--workloads", type=int, default=5, help="at most so many of a row that pools several (default 5: 200 VIP requests)")
     add("--each", type=int, default=SHARES_EACH, help="requests of each tenant of `shares` (default %(default)s)")
     add("--scale", type=positive, default=1.0, help="of counts and lengths (default 1; nothing is checked otherwise)")
     add("--budget-s", type=positive, metavar="S", help="no run begins, or goes on in the engine, after that many seconds")
@@ -243,7 +273,7 @@ def worker_config(given: argparse.Namespace, folder: Path) -> WorkerConfig:
     """bench_serving.py's, with the peers' KV cache and batch, and room for those that pause."""
     if given.scale == 1:
         given.set = [*(f"{key}={value}" for key, value in SETTINGS.items()), f"max_num_resident={NUM_RESIDENT}", *given.set]
-        given.set = ["kv_cache=null", f"host_kv_cache={HOST_KV}", *given.set]
+        given.set = [f"host_kv_cache={HOST_KV}", *given.set]
     return bench_serving.worker_config(given, folder)
 
 
@@ -254,20 +284,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     session = Session(given)
     try:
-        if SIMULATOR in given.via:
-            simulate(session)
         with tempfile.TemporaryDirectory(prefix="fl") as folder:
             if ENGINE in given.via or GATEWAY in given.via:
                 config = worker_config(given, Path(folder))
             if ENGINE in given.via:
                 measure(session, config)
+            if SIMULATOR in given.via:
+                simulate(session)
             if GATEWAY in given.via:
                 measure_gateway(session, config)
-    except (ConfigError, SimulationInputError, ValueError, OSError) as error:
+    except (ConfigError, SimulationInputError, StepError, ValueError, OSError) as error:
         print(f"bench_tenants: {error}", file=sys.stderr, flush=True)
         return 2
     found = checks(session.rows, SIMULATOR if given.via == [SIMULATOR] else ENGINE) if given.scale == 1 else []
-    tables = [*session.rows, *(peer_rows(Peers()) if given.scale == 1 else [])]
+    tables = [row for row in [*session.rows, *(peer_rows(Peers()) if given.scale == 1 else [])] if row["load"] != CALIBRATION]
     print_rows("tenants", [{key: row.get(key) for key in SHOWN} for row in tables if row["load"] != "shares"])
     print_rows("shares", [{k: v for k, v in row.items() if k != "points"} for row in session.rows if row["load"] == "shares"])
     print_checks(found)

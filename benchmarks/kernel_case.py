@@ -64,6 +64,10 @@ class Bench(ABC):
         """The worst row's ||error|| / ||exact|| of a call on the first set, over the rows that are checked; infinite where a
         result is not finite. Ops that give ids: the share of ids that differ."""
 
+    def entry(self, config: Any) -> str:
+        """The key under which a tuning table would hold a configuration for this case; empty where there is no such table."""
+        return ""
+
     def peers(self) -> Mapping[str, Sequence[Call]]:
         """The same work by others, by name."""
         return {}

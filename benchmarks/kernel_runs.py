@@ -51,6 +51,7 @@ class Runner:
                 for number, config in enumerate(candidates):
                     row = self._row("sweep", case)
                     row |= {"number": number, "label": _label(config, candidates), "config": str(config)}
+                    row["entry"] = benches[0].entry(config)
                     self._guarded(row, partial(self._try, benches[0], config, row))
 
     def measure_bus(self) -> None:
@@ -178,6 +179,18 @@ def best_rows(rows: Sequence[Row], count: int = 3) -> list[Row]:
     for swept in _by_case(rows).values():
         chosen += swept[:count] + [row for row in swept[count:] if row["number"] == 0]
     return chosen
+
+
+def table_entries(rows: Sequence[Row]) -> list[str]:
+    """Of each case that was swept, where another candidate than number 0 is the fastest, the line that a tuning table would hold
+    it in; once for cases that one entry serves."""
+    lines: dict[str, str] = {}
+    for (_, case, _), swept in _by_case(rows).items():
+        best, now = swept[0], next((row for row in swept if row["number"] == 0), None)
+        if best["entry"] and best is not now:
+            was = "" if now is None else f", was {now['us p50']:.2f}"
+            lines.setdefault(best["entry"], f"{best['config']},  # {case}: {best['us p50']:.2f} us{was}")
+    return [f"{entry}: {line}" for entry, line in lines.items()]
 
 
 def overall_rows(rows: Sequence[Row]) -> list[Row]:

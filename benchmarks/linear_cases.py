@@ -31,9 +31,10 @@ SKINNY = {
 }
 THIN = {
     "8B": LINEARS | {"head": (4096, 128256)},
-    "7B": {"qkv": (4096, 12288), "gate_up": (4096, 22016), "down": (11008, 4096)},
+    "7B": {"qkv": (4096, 12288), "o": (4096, 4096), "gate_up": (4096, 22016), "down": (11008, 4096)},
     "0.6B": SMALL_LINEARS | {"head": (1024, 151936)},
 }
+_SUMMED = ("o", "down")  # computed in partial sums, which the norm behind them adds up
 
 
 class SkinnyBench(Bench):
@@ -104,10 +105,14 @@ class ThinBench(Bench):
         self._residual, self._norm = world.normal(tokens, outputs), world.normal(outputs)
         splits = thin_module.num_splits(outputs, inputs)
         self._parts = world.normal(splits, tokens, outputs, dtype=torch.float32)
-        self._rows, self._splits, self._inputs = tokens, splits, inputs
-        self.candidates = (
-            [None, *(one for one in thin_module.CANDIDATES if self._fits(one))] if tokens != 16 or world.tiny else ()
-        )
+        self._rows = tokens
+        now = thin_module.config_for(tokens, outputs, inputs, splits=splits if name in _SUMMED else 1, gated=name == "gate_up")
+        self.candidates = [now, *(one for one in thin_module.CANDIDATES if one != now and self._fits(one))]
+
+    def entry(self, config: Any) -> str:
+        """In thin_linear's MEASURED."""
+        _, outputs, inputs = self._weight.shape
+        return f"({self._name == 'gate_up'}, {outputs}, {inputs}, {thin_module.padded_rows(self._rows)})"
 
     def _fits(self, config: Any) -> bool:
         return int(config.shared_bytes(self._rows, gated=self._name == "gate_up")) <= 220_000
@@ -125,7 +130,7 @@ class ThinBench(Bench):
         if self._name == "gate_up":
             gate, up = exact.chunk(2, dim=-1)
             exact = gate * torch.sigmoid(gate) * up
-        elif self._name in ("o", "down"):
+        elif self._name in _SUMMED:
             total = before.double() + exact
             exact = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + EPS) * self._norm.double()
         return worst_row(self._out[0], exact)
@@ -147,7 +152,7 @@ class ThinBench(Bench):
         torch.mm(x, weight.t(), out=full)
         if self._name == "gate_up":
             silu_mul(full, out=out)
-        elif self._name in ("o", "down"):
+        elif self._name in _SUMMED:
             add_rmsnorm(full, self._residual, self._norm, EPS, out=out)
 
 

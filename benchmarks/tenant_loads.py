@@ -124,7 +124,7 @@ POLICIES = {
     },
     "flood-fcfs": _file("{tiers: fcfs}", "  standard: {priority: 50}", _EQUAL),
     "flood-fair": _file(_FAIR, "  standard: {priority: 50, ttft_target: 300ms}", _EQUAL),
-    "shares-fair": _file("{tiers: fair, cost: tokens}", "  standard: {priority: 50}", _WEIGHTED),
+    "shares-fair": _file("{tiers: fair, cost: tokens, predict_output: true}", "  standard: {priority: 50}", _WEIGHTED),
 }
 
 

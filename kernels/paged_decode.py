@@ -10,6 +10,9 @@ left. Which program computes an item changes no bit of it. The G query heads tha
 A key's address takes its block's id, and that load would stall the loop: each iteration loads the ids of the next one's keys
 and carries them, so that copies of K and V run num_stages - 1 tiles ahead (checked in the generated code: an id loaded in the
 same iteration halves the number of tiles in flight).
+
+Given a step's new tokens as the product left them, a program turns the q it needs itself, and the one with a sequence's last key
+puts that into the cache first (new_tokens.py; rope_decode.py says why no other can miss it).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from fairlane.kernels.decode_combine import decode_combine
 from fairlane.kernels.decode_sched import NO_WINDOW, DecodeWorkspace, Form
 from fairlane.kernels.decode_tuning import padded
 from fairlane.kernels.dependent import attention_options, let_next_start, wait_for_inputs
+from fairlane.kernels.new_tokens import NewTokens, check_new_tokens, read_new, turn_and_write
 from fairlane.kernels.prefix_decode import prefix_decode
 
 _LOG2_E = math.log2(math.e)
@@ -80,7 +84,7 @@ def _empty_state(M: tl.constexpr, BLOCK_N: tl.constexpr, PADDED_DIM: tl.constexp
     )
 
 
-@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["table_ptr"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["table_ptr", "positions_ptr", "slot_mapping_ptr"])  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     kv_ptr,
@@ -101,6 +105,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     stride_table,
     factor,
     cap,
+    positions_ptr,
+    slot_mapping_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -111,6 +122,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     SOFTCAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    """positions_ptr and what follows: of new tokens that are to be turned and written first; None where that has been done."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     wait_for_inputs(DEPENDENT)
@@ -128,7 +140,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         kv_head = task % NUM_KV_HEADS
         heads = kv_head * GROUP + group
         place = sequence.to(tl.int64)
-        q = tl.load(q_ptr + place * stride_q_batch + heads[:, None] * stride_q_head + dims[None, :], mask=wanted, other=0.0)
+        q_row = q_ptr + place * stride_q_batch
+        if positions_ptr is None:
+            q = tl.load(q_row + heads[:, None] * stride_q_head + dims[None, :], mask=wanted, other=0.0)
+        else:
+            new = read_new(
+                q_row, place, kv_head, positions_ptr, slot_mapping_ptr, group, dims, NUM_KV_HEADS, GROUP, HEAD_DIM
+            )  # fmt: skip
         table = table_ptr + place * stride_table
         keys = begin + columns
         ids = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
@@ -141,6 +159,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         next_row = tl.load(record + 3, mask=more, other=0)
 
         base = kv_ptr + tl.cast(kv_head, tl.int64) * stride_kv_head
+        if positions_ptr is not None:
+            q = turn_and_write(
+                new, base, end, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, eps, stride_block, stride_plane, group, dims,
+                GROUP, HEAD_DIM, BLOCK_SIZE,
+            )  # fmt: skip
         peak, total, acc = _empty_state(M, BLOCK_N, PADDED_DIM)
         for start in range(begin, end, BLOCK_N):
             keys = start + columns
@@ -238,6 +261,7 @@ def paged_decode(
     out: Tensor,
     window: int | None = None,
     softcap: float | None = None,
+    new: NewTokens | None = None,
 ) -> Tensor:
     """Attention of one query token per sequence, which is the last of its seq_lens[b] cached tokens. Writes and returns out.
 
@@ -247,13 +271,20 @@ def paged_decode(
     Row b is 0 where seq_lens[b] is 0. Entries of block_table and slots of the cache beyond what a row sees are never used.
 
     A row's bits depend on its own q, keys, values and length only, and on how many of its chunks a prefix group has taken over
-    (schedule's cascade). Nothing is allocated, read on the host or waited for, and the
+    (schedule's cascade).
+
+    new: q is new.qkv's, [B, Hq, D] as the product gave it, and neither q nor the cache has been through rope_norm_write: this
+    does its work, all but changing qkv, with the same bits. Only in forms that `takes_new_tokens` allows.
+
+    Nothing is allocated, read on the host or waited for, and the
     launches depend on shapes and the schedule's max_seq_len only. Raises ValueError for arguments that do not fit together.
     """
     _check(q, kv, block_table, seq_lens, window, workspace, out)
     batch, num_heads, head_dim = q.shape
     if batch == 0:
         return out
+    if new is not None:
+        _check_new(new, q, kv, window, workspace)
     plan, tuning = workspace.schedule_of(window), workspace.tuning
     num_kv_heads, block_size = kv.shape[2], kv.shape[3]
     # scores * factor are exponents of 2; with a softcap, exponents of the tanh.
@@ -280,7 +311,7 @@ def paged_decode(
     joined = _start_prefixes(q, kv, block_table, workspace, scale, softcap) if plan.cascade else None
     _decode_kernel[(workspace.programs_beside if plan.cascade else workspace.num_programs,)](
         q, kv, block_table, plan.items, plan.num_items, plan.tickets, out, workspace.part_o, workspace.part_lse,
-        *strides, factor, cap, num_stages=tuning.num_stages, **sizes,
+        *strides, factor, cap, *_arguments(new), num_stages=tuning.num_stages, **sizes,
     )  # fmt: skip
     if joined is not None:
         torch.cuda.current_stream(q.device).wait_stream(joined)
@@ -297,6 +328,20 @@ def paged_decode(
             num_warps=tuning.combine_warps,
         )
     return out
+
+
+def takes_new_tokens(workspace: DecodeWorkspace, window: int | None) -> bool:
+    """Whether paged_decode can be given new tokens under the last schedule: if the persistent kernel computes every key, and its
+    tiles of query heads have a row to spare for the key."""
+    plan = workspace.schedule_of(window)
+    group_size = workspace.num_heads // workspace.num_kv_heads
+    return plan.form is not Form.SHORT and not plan.cascade and group_size < padded(group_size)
+
+
+def _arguments(new: NewTokens | None) -> tuple[Tensor | float | None, ...]:
+    if new is None:
+        return (None,) * 6 + (0.0,)
+    return (new.positions, new.slot_mapping, new.cos, new.sin, new.q_norm, new.k_norm, float(new.eps))
 
 
 def _start_prefixes(
@@ -323,6 +368,16 @@ def _start_prefixes(
     with torch.cuda.stream(groups.stream):
         attend()
     return groups.stream
+
+
+def _check_new(new: NewTokens, q: Tensor, kv: Tensor, window: int | None, workspace: DecodeWorkspace) -> None:
+    batch, num_heads, head_dim = q.shape
+    check_new_tokens(new, kv, num_heads, batch)
+    rows_apart = batch > 1 and q.stride(0) != new.qkv.stride(0)
+    if q.data_ptr() != new.qkv.data_ptr() or rows_apart or (num_heads > 1 and q.stride(1) != head_dim):
+        raise ValueError("with new tokens q must be the query heads of their qkv")
+    if not takes_new_tokens(workspace, window):
+        raise ValueError("this schedule's kernels take no new tokens")
 
 
 def _check(

@@ -42,7 +42,8 @@ def _norm_halves(low, high, weight, columns, within, eps, HALF: tl.constexpr):  
     """RMSNorm of each head, given as two halves [heads, columns]; rounded before and after the weight, as the reference does."""
     dtype: tl.constexpr = low.dtype
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide_low * wide_low + wide_high * wide_high, axis=1) / (2 * HALF) + eps)[:, None]
+    squares = tl.fma(wide_low, wide_low, wide_high * wide_high)
+    scale = tl.rsqrt(tl.sum(squares, axis=1) / (2 * HALF) + eps)[:, None]
     weight_low = tl.load(weight + columns, mask=within, other=0.0).to(tl.float32)[None, :]
     weight_high = tl.load(weight + HALF + columns, mask=within, other=0.0).to(tl.float32)[None, :]
     normed_low = ((wide_low * scale).to(dtype).to(tl.float32) * weight_low).to(dtype)
@@ -52,13 +53,14 @@ def _norm_halves(low, high, weight, columns, within, eps, HALF: tl.constexpr):  
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate_halves(low, high, position, cos, sin, columns, within, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(low cos - high sin, high cos + low sin), computed in float32."""
+    """(low cos - high sin, high cos + low sin), computed in float32. The products that are not rounded are named: new_tokens.py
+    computes the same."""
     at = position.to(tl.int64) * HALF + columns
     cosines = tl.load(cos + at, mask=within, other=0.0)[None, :]
     sines = tl.load(sin + at, mask=within, other=0.0)[None, :]
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
-    turned_low = (wide_low * cosines - wide_high * sines).to(low.dtype)
-    turned_high = (wide_high * cosines + wide_low * sines).to(low.dtype)
+    turned_low = tl.fma(wide_low, cosines, -wide_high * sines).to(low.dtype)
+    turned_high = tl.fma(wide_high, cosines, wide_low * sines).to(low.dtype)
     return turned_low, turned_high
 
 

@@ -82,7 +82,9 @@ MEASURED: dict[tuple[bool, int, int, int], ThinConfig] = {
     **{(False, 151936, 1024, rows): ThinConfig(128, 64, 4, 3) for rows in (16, 32, 64)},
     (False, 151936, 1024, 128): ThinConfig(128, 64, 8, 6),
     **{(False, 12288, 4096, rows): ThinConfig(64, 128, 4, 4) for rows in (16, 32)},
-    (False, 12288, 4096, 64): ThinConfig(128, 128, 8, 4),
+    (False, 12288, 4096, 64): ThinConfig(128, 128, 4, 4),
+    (False, 12288, 4096, 128): ThinConfig(128, 64, 8, 6),
+    (True, 22016, 4096, 16): ThinConfig(128, 128, 8, 3),
 }
 
 CANDIDATES = tuple(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fairlane.kernels.decode_sched import DecodeWorkspace, max_items_for
 from fairlane.kernels.decode_tuning import tuning_for as decode_tuning
+from fairlane.kernels.new_tokens import NewTokens
 from fairlane.kernels.paged_decode import paged_decode
 from fairlane.kernels.paged_prefill import paged_prefill
 from fairlane.kernels.prefill_sched import PrefillPlan, TileBuffers, plan_prefill
@@ -25,6 +26,7 @@ from fairlane.kernels.prefill_tuning import tuning_for as prefill_tuning
 from fairlane.kernels.prefix_groups import PrefixGroups
 from fairlane.kernels.prefix_tuning import tuning_for as prefix_tuning
 from fairlane.kernels.reference_step import DecodeInputs
+from fairlane.kernels.rope_decode import rope_decode
 from fairlane.kernels.rope_norm_write import rope_norm_write
 from fairlane.worker.attention import AttentionLayer
 from fairlane.worker.input_batch import StepInputs, StepLayout
@@ -164,6 +166,8 @@ class TritonAttention:
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, metadata: TritonMetadata) -> Tensor:
         kv = self._cache.layers[layer.index]
+        if metadata.prefill is None:
+            return self._decode(layer, qkv, kv, metadata)
         q = rope_norm_write(
             qkv,
             metadata.positions,
@@ -190,15 +194,32 @@ class TritonAttention:
                 window=layer.window,
                 softcap=layer.softcap,
             )
-        if metadata.prefill is not None:
-            paged_prefill(
-                q,
-                kv,
-                metadata.block_table,
-                metadata.prefill,
-                scale=layer.scale,
-                window=layer.window,
-                softcap=layer.softcap,
-                out=out,
-            )
+        paged_prefill(
+            q,
+            kv,
+            metadata.block_table,
+            metadata.prefill,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+            out=out,
+        )
         return out.view(out.shape[0], -1)
+
+    def _decode(self, layer: AttentionLayer, qkv: Tensor, kv: Tensor, metadata: TritonMetadata) -> Tensor:
+        """A layer of a step of decodes alone."""
+        out = torch.empty(len(qkv), layer.num_heads, self._config.head_dim, dtype=qkv.dtype, device=qkv.device)
+        where = metadata.positions, metadata.slot_mapping, layer.cos, layer.sin
+        rope_decode(
+            NewTokens(qkv, *where, layer.q_norm, layer.k_norm, layer.norm_eps),
+            kv,
+            metadata.block_table,
+            metadata.seq_lens,
+            num_heads=layer.num_heads,
+            scale=layer.scale,
+            workspace=self._workspace,
+            out=out,
+            window=layer.window,
+            softcap=layer.softcap,
+        )
+        return out.view(len(out), -1)

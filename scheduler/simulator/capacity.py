@@ -17,7 +17,7 @@ def requests_per_s(shape: WorkerShape, prompt: float, output: float) -> float:
     step_s = (
         model.fixed_s
         + model.sequence_s * decoding
-        + max(model.weights_s, model.token_s * decoding * tokens_per_decode)
+        + model.linear_s(decoding * tokens_per_decode)
         + model.context_s * decoding * context
         + model.attention_s * chunk * prompt / 2
     )

@@ -1,9 +1,8 @@
 """From measured steps to a StepModel: least squares of relative errors, no coefficient below 0.
 
-The floor of the weights makes the model piecewise: max(weights, token * n). With the break at `knee` tokens, weights are
-token * knee and the term is token * max(knee, n): linear for a given knee, of which the best is searched. What is left has five
-coefficients. Least squares with none below 0 have some of them at 0 and are ordinary ones in the others: trying all 31 choices
-finds them exactly.
+The floor of the weights makes the model bend. With the bend at `knee` tokens, weights are token * knee and the term is token *
+blended(knee, n): linear for a given knee and blend, of which the best are searched. What is left has five coefficients. Least
+squares with none below 0 have some of them at 0 and are ordinary ones in the others: trying all 31 choices finds them exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from fairlane.scheduler.simulator.errors import SimulationInputError
-from fairlane.scheduler.simulator.step_time import StepModel
+from fairlane.scheduler.simulator.step_time import StepModel, blended
 from fairlane.scheduler.step_work import StepWork
 
 # A fit is good if it is off by no more than this on average over cells, and in the worst of them.
@@ -26,6 +25,7 @@ LEAST_CELLS = 12
 _BIN = math.sqrt(2)
 LEAST_STEPS = 3
 _KNEES, _CLOSER = 32, 3
+_BLENDS = (0.0, 0.25, 0.5, 0.75)  # at 1 the weights would be one with what any step takes
 _SINGULAR = 1e-12
 # By what factor a step with copies must take longer than without for them to be the reason.
 _LONGER = 1.2
@@ -90,25 +90,30 @@ def fit(cells: Sequence[Cell]) -> Fit:
 
 
 def _best(cells: Sequence[Cell]) -> StepModel:
-    """Knees from one token to the largest step's, evenly by factors, and then more closely about the best of them."""
+    """Of each blend the best knee."""
+    return min((_at_blend(cells, blend) for blend in _BLENDS), key=lambda found: found[0])[1]
+
+
+def _at_blend(cells: Sequence[Cell], blend: float) -> tuple[float, StepModel]:
+    """Knees from one token to the largest step's, evenly by factors, and then more closely about the best of them. The best model
+    and its squared relative error."""
     low, high = 1.0, max(cell.work.tokens for cell in cells)
     for _ in range(_CLOSER):
         ratio = (high / low) ** (1 / (_KNEES - 1))
-        tried = [(*_at_knee(cells, low * ratio**number), low * ratio**number) for number in range(_KNEES)]
-        _, model, knee = min(tried, key=lambda found: found[0])
+        tried = [(*_at_knee(cells, low * ratio**number, blend), low * ratio**number) for number in range(_KNEES)]
+        error, model, knee = min(tried, key=lambda found: found[0])
         low, high = max(1.0, knee / ratio), knee * ratio
-    return model
+    return error, model
 
 
-def _at_knee(cells: Sequence[Cell], knee: float) -> tuple[float, StepModel]:
+def _at_knee(cells: Sequence[Cell], knee: float, blend: float) -> tuple[float, StepModel]:
     """The best model whose weights take as long as computing `knee` tokens, and its squared relative error."""
     rows = []
     for work, seconds, _ in cells:
-        terms = (1.0, work.sequences, max(knee, work.tokens), work.context, work.scores)
+        terms = (1.0, work.sequences, blended(knee, work.tokens, blend), work.context, work.scores)
         rows.append([term / seconds for term in terms])
     error, (fixed, sequence, token, context, attention) = _least_squares(rows)
-    model = StepModel(fixed, sequence, token * knee, token, context, attention)
-    return error, model
+    return error, StepModel(fixed, sequence, token * knee, token, context, attention, blend=blend)
 
 
 def _least_squares(rows: Sequence[Sequence[float]]) -> tuple[float, list[float]]:

@@ -1,6 +1,11 @@
-"""How long a step takes: six terms, linear in what the step does, so that they can be fitted to measured steps.
+"""How long a step takes: six terms of what the step does, so that they can be fitted to measured steps.
 
-    fixed + sequence * sequences + max(weights, token * tokens) + context * KV read by decodes + attention * scores of chunks
+    fixed + sequence * sequences + linear(tokens) + context * KV read by decodes + attention * scores of chunks
+
+linear is what a model's products take: reading the weights, or the arithmetic where that takes longer. A model has products of
+many shapes, and no two change over at the same number of tokens, so near it a step takes longer than either:
+
+    linear(n) = (weights ^ (1 / blend) + (token * n) ^ (1 / blend)) ^ blend        blend 0: the larger of the two; 1: their sum
 
 Defaults: Llama-3.1-8B in bfloat16 on one GPU, from published fits (docs/simulator.md). fit.py fits one to measured steps.
 """
@@ -19,7 +24,8 @@ class StepModel:
     """Seconds.
 
     fixed_s: any step. sequence_s: each sequence in it. weights_s: reading the weights once, the floor of the linear layers.
-    token_s: the linear layers' arithmetic for one token. context_s: reading one token's keys and values in a decode.
+    token_s: the linear layers' arithmetic for one token. blend, 0 to 1: how the two add up (see above); not seconds.
+    context_s: reading one token's keys and values in a decode.
     attention_s: one (query, key) pair of a chunk. swap_block_s: copying one block to or from host memory, beside the
     step: the step lasts at least as long as its copies.
     """
@@ -31,11 +37,14 @@ class StepModel:
     context_s: float = 65e-9
     attention_s: float = 1.3e-9
     swap_block_s: float = 60e-6
+    blend: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not math.isfinite(value) or value < 0:
-                raise SimulationInputError(f"{name}: {value}: a number of seconds, at least 0, is needed")
+                raise SimulationInputError(f"{name}: {value}: a number{' of seconds' * (name != 'blend')}, at least 0, is needed")
+        if self.blend > 1:
+            raise SimulationInputError(f"blend: {self.blend}: from 0 to 1 is allowed")
         if self.fixed_s + self.weights_s <= 0:
             raise SimulationInputError("fixed_s and weights_s are both 0: a step must take some time")
 
@@ -44,11 +53,15 @@ class StepModel:
         computed = (
             self.fixed_s
             + self.sequence_s * work.sequences
-            + max(self.weights_s, self.token_s * work.tokens)
+            + self.linear_s(work.tokens)
             + self.context_s * work.context
             + self.attention_s * work.scores
         )
         return max(computed, self.swap_block_s * work.copies) if work.copies else computed
+
+    def linear_s(self, tokens: float) -> float:
+        """The linear layers of a step of so many tokens."""
+        return blended(self.weights_s, self.token_s * tokens, self.blend)
 
     @classmethod
     def of(cls, values: object) -> StepModel:
@@ -60,8 +73,17 @@ class StepModel:
             if name not in known:
                 raise SimulationInputError(f"unknown key {name!r}: one of {', '.join(known)} is allowed")
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise SimulationInputError(f"{name}: {value!r}: a number of seconds is needed")
+                raise SimulationInputError(f"{name}: {value!r}: a number{' of seconds' * (name != 'blend')} is needed")
         return cls(**values)
+
+
+def blended(one: float, other: float, blend: float) -> float:
+    """Between the larger of two numbers that are not negative (blend 0) and their sum (1)."""
+    small, large = sorted((one, other))
+    if not blend or not small:
+        return large
+    both: float = large * (1.0 + (small / large) ** (1.0 / blend)) ** blend
+    return both
 
 
 # 3.35 TB/s against 4.8 TB/s: what is read takes 0.7 of the time, what is computed the same.

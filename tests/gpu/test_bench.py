@@ -56,6 +56,6 @@ def test_a_profile_shows_our_kernels_on_the_device(shape: str, tmp_path: Path) -
     result = run("profile", "--model-config", shape, *SETTINGS, *batch, "--out", str(trace))
     events = json.loads(trace.read_text())["traceEvents"]
     kernels = {event["name"] for event in events if event.get("cat") == "kernel"}
-    ours = [any(name in kernel for kernel in kernels) for name in ("_rope_norm_write_kernel", "_gated_kernel", "_score_kernel")]
+    ours = [any(name in kernel for kernel in kernels) for name in ("_decode_kernel", "_gated_kernel", "_score_kernel")]
     titles = ("Kernels and copies on the device", "Operators on the host", "Parts of a step on the host")
     assert (result.exit_code, ours, [title in result.stdout for title in titles]) == (0, [True] * 3, [True] * 3)

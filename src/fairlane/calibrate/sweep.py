@@ -50,6 +50,8 @@ class Sweep:
             self._visit(points[self._num_visits % len(points)])
             self._num_visits += 1
             progress()
+        self._executor.result(self._executor.launch(ScheduleOutput(next(self._step_ids), released_slots=self._held)))
+        self._held = []  # others may use the executor now
 
     def cells(self) -> list[Cell]:
         """One for each point that was reached."""

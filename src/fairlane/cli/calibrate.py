@@ -37,9 +37,9 @@ def calibrate(
 ) -> None:
     """Measure how long this machine's steps take, for `fairlane policy simulate --shape FILE`.
 
-    A step's time is modelled as fixed + sequence * sequences + max(weights, token * tokens) + context * tokens read by decodes +
-    attention * pairs of a prompt's chunk. This fits the six coefficients to measured steps and says how far off they are; the
-    file has them, and the worker's KV cache and limits.
+    A step's time is modelled as fixed + sequence * sequences + the larger of weights and token * tokens (and of the other what
+    `blend` says) + context * tokens read by decodes + attention * pairs of a prompt's chunk. This fits the coefficients to
+    measured steps and says how far off they are; the file has them, and the worker's KV cache and limits.
 
     Two ways. By itself it loads the model and times steps of every kind (sequences x context x prompt chunk) until the budget is
     spent; give it the worker.yaml that you serve with, while nothing else runs here. With --recorded it takes the steps of a
@@ -149,8 +149,9 @@ def _show(found: Fit) -> None:
     for name, value, unit in (
         ("any step", model.fixed_s * 1e3, "ms"),
         ("each sequence", model.sequence_s * 1e6, "us"),
-        ("the weights, or if it is more", model.weights_s * 1e3, "ms"),
-        ("  each token", model.token_s * 1e6, "us"),
+        ("reading the weights", model.weights_s * 1e3, "ms"),
+        ("or, if that is more, computing: each token", model.token_s * 1e6, "us"),
+        ("  how much of the lesser counts, too: 0 none, 1 all", model.blend, ""),
         ("1000 tokens of context", model.context_s * 1e9, "us"),
         ("1000 x 1000 scores of a prompt", model.attention_s * 1e9, "ms"),
         ("a block to or from the host, beside the step", model.swap_block_s * 1e6, "us"),

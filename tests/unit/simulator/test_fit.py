@@ -29,14 +29,18 @@ def cells(model: StepModel, noise: float = 0.0) -> list[Cell]:
     return [Cell(work, model.seconds(work) * random.uniform(1 - noise, 1 + noise), 3) for work in WORKS]
 
 
-@pytest.mark.parametrize("model", [H100, H200])
+# Its products change over from reading to computing one after another, as a GPU's do.
+SMOOTH = replace(H200, fixed_s=1e-3, weights_s=3.2e-3, token_s=20e-6, blend=0.5)
+
+
+@pytest.mark.parametrize("model", [H100, H200, SMOOTH])
 def test_the_model_that_made_the_steps_is_found(model: StepModel) -> None:
     found = fit(cells(model))
     close = {name: pytest.approx(value, rel=0.05) for name, value in asdict(model).items()}
     assert (asdict(found.model), found.mape < 0.002, found.worst < 0.01, found.is_good) == (close, True, True, True)
 
 
-@pytest.mark.parametrize("model", [H100, CPU])
+@pytest.mark.parametrize("model", [H100, SMOOTH, CPU])
 def test_noise_changes_little(model: StepModel) -> None:
     found = fit(cells(model, noise=0.1))
     off = [abs(found.model.seconds(work) / model.seconds(work) - 1) for work in WORKS]

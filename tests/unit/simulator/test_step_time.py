@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_a_step_takes_the_sum_of_six_terms(asked: tuple[int, int, list[tuple[int
     assert MODEL.seconds(work_of(*asked)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("blend", "expected"), [(0.0, 15.0), (0.5, (10**2 + 15**2) ** 0.5), (1.0, 25.0)])
+def test_weights_and_arithmetic_count_between_the_larger_and_their_sum(blend: float, expected: float) -> None:
+    model = replace(MODEL, blend=blend)
+    assert (model.linear_s(30), model.linear_s(0)) == (pytest.approx(expected), 10.0)
+
+
 def test_a_shape_comes_back_from_its_file(tmp_path: Path) -> None:
     shape = WorkerShape(MODEL, 99, 8, 7, 6, 5, 400, 300, 2000, 2, 0.25)
     file = tmp_path / "shape.json"
@@ -51,6 +58,8 @@ def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
         ('{"step": {"token_s": NaN}}', "token_s: nan"),
         ('{"step": {"fixed_s": 0, "weights_s": 0}}', "a step must take some time"),
         ('{"step": 3}', "an object with fixed_s"),
+        ('{"step": {"blend": 1.5}}', "blend: 1.5: from 0 to 1 is allowed"),
+        ('{"step": {"blend": "half"}}', "blend: 'half': a number is needed"),
         ('{"token_s": 1}', "unknown key 'token_s': one of step"),
         ('{"num_blocks": 0}', "num_blocks: 0: a whole number, at least 1, is needed"),
         ('{"num_blocks": 1.5}', "num_blocks: 1.5: a whole number"),
