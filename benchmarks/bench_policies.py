@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from ceil_runs import ceil
 from charge_runs import f9
 from deadline_runs import d1, d2, d3
 from kv_runs import kv
@@ -38,11 +39,12 @@ class Promise(NamedTuple):
     always: bool = False
 
 
-RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l1}
+RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l1, "CEIL": ceil}
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
 _GAINS = tuple(f"gain {name}" for name in ("W4", "W4 gap", "W12", "W12 gap"))
+_CEILINGS = tuple(f"{name} {share}" for name in ("tier", "node", "tier fcfs") for share in ("20%", "60%"))
 _TIGHT = tuple(f"{name} tight" for name in _ALL)
 PROMISES = (
     Promise("F1", "FAIR: interval gap / 2U", "F1", _ALL, most=1.0, always=True),
@@ -99,6 +101,23 @@ PROMISES = (
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
     Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
     Promise("KV-limit", "blocks of a hoarder above its kv_limit", "KV", ("above",), most=0, always=True),
+    Promise(
+        "CEIL",
+        "worker time in any 10 s / (1.04 ceil and two steps), rest idle or not",
+        "CEIL",
+        tuple(f"{name} {most}" for name in _CEILINGS for most in ("most", "most beside")),
+        most=1.0,
+        always=True,
+    ),
+    Promise("CEIL-wait", "TTFT p99 beside a ceil that binds, KV tight / alone", "CEIL", ("fair wait", "fcfs wait"), most=3.0),
+    Promise("CEIL-used", "worker time of who wants more / its ceil", "CEIL", tuple(f"{n} used" for n in _CEILINGS), least=0.97),
+    Promise(
+        "CEIL-rest",
+        "worker time of all, beside one without a ceil",
+        "CEIL",
+        tuple(f"{n} busy beside" for n in _CEILINGS),
+        least=0.99,
+    ),
     Promise("KV-guarantee", "steps in a row a kv_guarantee is denied, VIPs in the way", "KV", ("denied",), most=2, always=True),
 )
 # With their reasons; T1 and T2 are bench_scheduler.py's.

@@ -29,6 +29,7 @@ _REASONS: Mapping[str, pb.PreemptionReason] = {
     "kv_capacity": pb.PREEMPTION_REASON_KV_CAPACITY,
     "kv_guarantee": pb.PREEMPTION_REASON_KV_GUARANTEE,
     "kv_limit": pb.PREEMPTION_REASON_KV_LIMIT,
+    "ceil": pb.PREEMPTION_REASON_CEIL,
 }
 
 

@@ -38,6 +38,7 @@ class WorkerCollector(Collector):
         if worker.ready and facts is not None:
             yield from self._of_engine(facts, pong)
             yield from self._of_blocks(facts, pong)
+            yield from self._of_ceilings(pong)
 
     def _of_policy(self) -> Iterator[Metric]:
         policy, generation = self._policy()
@@ -92,6 +93,16 @@ class WorkerCollector(Collector):
                 if account.HasField("limit"):
                     quotas.add_metric((account.node, "limit"), account.limit)
         yield quotas
+
+    def _of_ceilings(self, pong: worker_pb2.Pong) -> Iterator[Metric]:
+        labels = ("tier", "node")
+        used = CounterMetricFamily("fairlane_ceil_seconds", "Worker time taken by tiers and nodes with a ceil.", labels=labels)
+        share = GaugeMetricFamily("fairlane_ceil_ratio", "Their ceil, of the worker's time.", labels=labels)
+        binds = GaugeMetricFamily("fairlane_ceil_binds", "1 while a ceil keeps requests from running.", labels=labels)
+        for ceil in pong.ceilings[: self._max_domains]:
+            for family, value in ((used, ceil.used_s), (share, ceil.share), (binds, float(ceil.binds))):
+                family.add_metric((ceil.tier, ceil.node), value)
+        yield from (used, share, binds)
 
 
 def largest(counts: Counts, used: int, most: int) -> dict[str, int]:

@@ -34,6 +34,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
             shaping_rule=None if rule is None else pb.ShapingSpec(**asdict(rule)),
             ttft_target_s=tier.ttft_target_s,
             tpot_target_s=tier.tpot_target_s,
+            ceil=tier.ceil,
         )
     for node in snapshot.nodes:
         message.nodes.add(
@@ -47,6 +48,7 @@ def snapshot_message(snapshot: PolicySnapshot) -> pb.PolicySnapshot:
             kv_limit=_amount(node.kv_limit),
             member_kv_limit=_amount(node.member_kv_limit),
             shared_domain=node.shared_domain,
+            ceil=node.ceil,
         )
     for group in snapshot.groups:
         message.groups.add(name=group.name, kv_guarantee=_amount(group.kv_guarantee), kv_limit=_amount(group.kv_limit))

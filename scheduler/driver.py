@@ -104,10 +104,17 @@ class EngineDriver:
         while self.turn() or self.scheduler.num_unfinished or self._commands or self._later:
             if self.scheduler.num_unfinished or self._commands:
                 turns += 1
+                self.rest()
             elif self._later:
                 self._wait_until(self._later[0][0])
             if turns > max_turns:
                 raise RuntimeError(f"{self.scheduler.num_unfinished} requests unfinished after {max_turns} turns")
+
+    def rest(self) -> None:
+        """After a turn: if a ceil keeps the engine from going on, moves on to when it may, or something arrives."""
+        wakes_s = self.engine.wakes_at_s()
+        if wakes_s is not None and not self._commands:
+            self._wait_until(min(wakes_s, self._later[0][0]) if self._later else wakes_s)
 
     def _wait_until(self, time_s: float) -> None:
         delay_s = max(0.0, time_s - self.clock.now())

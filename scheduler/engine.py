@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Any, Protocol
 
 from fairlane.clock import Clock
+from fairlane.scheduler.ceilings import Ceilings
 from fairlane.scheduler.events import DecodedTokens, Delta, EndReason
 from fairlane.scheduler.executor import Executor, StepError
 from fairlane.scheduler.explain import Explanation, explain
@@ -25,10 +27,13 @@ from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.shadow.attach import ShadowRefused, start_shadow, stop_shadow
 from fairlane.scheduler.shadow.shadow import Shadow
 from fairlane.scheduler.shadow.tee import without_shadow
+from fairlane.scheduler.stalls import next_announcement_s
 from fairlane.scheduler.stats import SchedulerStats
 from fairlane.scheduler.tenancy import NO_POLICY, PolicySnapshot
 
 STATS_INTERVAL_S = 0.1
+# While everybody who could go on rests for a ceil: how soon what is overdue is looked at again.
+_RECHECK_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Engine:
         self._running = True
         self.stats: SchedulerStats = scheduler.stats()
         self.step_started_s: float | None = None
+        self._found_nothing = False  # the last turn
         self._published_s = clock.now()
 
     def run(self) -> None:
@@ -131,8 +137,7 @@ class Engine:
 
     def turn(self, *, wait: bool = True) -> bool:
         """One round: commands, deadlines, at most one launch, at most one result. False when there was nothing to do."""
-        idle = not self._in_flight and not self._scheduler.num_unfinished
-        for command in self._inbox.drain(None if idle and wait else 0.0):
+        for command in self._inbox.drain(self._timeout_s() if wait else 0.0):
             self._obey(command)
         self._expire()
         launched = self._launch_next() if len(self._in_flight) <= self._depth else False
@@ -142,13 +147,34 @@ class Engine:
             self._finish_oldest()
             self._emit()
             finished = True
+        self._found_nothing = not launched and not finished
         self._publish()
         return launched or finished
+
+    def wakes_at_s(self) -> float | None:
+        """When there is something to do again, after a turn that found nothing because of a ceil, if no command comes before.
+        None: it was nothing of that kind."""
+        if not self._found_nothing or self._in_flight or not self._scheduler.num_unfinished:
+            return None
+        opens_s = self._scheduler.ceilings.opens_at_s()
+        if opens_s == inf:
+            return None
+        told_s = next_announcement_s(self._scheduler.running)
+        due_s = min(self._scheduler.policy.next_change_s(), told_s, self._timers[0][0] if self._timers else inf)
+        return min(opens_s, max(due_s, self._clock.now()) + _RECHECK_S)
+
+    def _timeout_s(self) -> float | None:
+        """How long to wait for a command; None: for ever."""
+        if not self._in_flight and not self._scheduler.num_unfinished:
+            return None
+        wakes_s = self.wakes_at_s()
+        return 0.0 if wakes_s is None else max(0.0, wakes_s - self._clock.now())
 
     def _publish(self) -> None:
         """Refreshes `stats`; while busy only now and then, because counting every table costs time in every step."""
         now_s = self._clock.now()
-        if not self._scheduler.num_unfinished or now_s - self._published_s >= self._stats_interval_s:
+        rests = self._found_nothing and self.wakes_at_s() is not None  # and may for long
+        if not self._scheduler.num_unfinished or rests or now_s - self._published_s >= self._stats_interval_s:
             self.stats = self._scheduler.stats()
             self._published_s = now_s
 
@@ -197,7 +223,8 @@ class Engine:
             return str(error)
         shadow = self._scheduler.shadow
         stop_shadow(self._scheduler)
-        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost, quotas)
+        ceilings = Ceilings(snapshot.tiers, snapshot.nodes)
+        self._scheduler.apply_policy(policy, snapshot.generation, snapshot.cost, quotas, ceilings)
         self._tier_names = tier_names
         self._snapshot = snapshot
         if shadow is not None:

@@ -28,6 +28,7 @@ class PreemptionReason(Enum):
     KV_CAPACITY = "kv_capacity"
     KV_GUARANTEE = "kv_guarantee"
     KV_LIMIT = "kv_limit"
+    CEIL = "ceil"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fairlane.scheduler.ceilings import Binding
 from fairlane.scheduler.decisions import Eviction
 from fairlane.scheduler.hits import lookup
 from fairlane.scheduler.policies.base import Rank
@@ -16,7 +17,7 @@ from fairlane.scheduler.policies.caps import prefixes
 from fairlane.scheduler.request import Payer, RequestId, Sequence, SequenceStatus
 from fairlane.scheduler.stats import AccountStats, account_stats
 from fairlane.scheduler.tenancy import NodeShare, PolicySnapshot
-from fairlane.scheduler.victims import may_evict
+from fairlane.scheduler.victims import evictable_for
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -42,6 +43,7 @@ class Reason(Enum):
     STEP = "step"
     KV_LIMIT = "kv_limit"
     LOCALITY = "locality"
+    CEIL = "ceil"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Explanation:
     """rank: 1 is next, 0 while it runs. ahead: waiting requests that go before it, without those that a cap of their own holds
     up. blocks_missing: to start beside those that run. evictions: with their age in seconds. is_partial: only the oldest
     MAX_LOOKED_AT requests were counted. kv_accounts: those with a quota that its blocks count for, its own first; full_account:
-    the one whose limit leaves too little for it; empty: none."""
+    the one whose limit leaves too little for it; empty: none. ceilings: those that keep it, its tier's first; estimated_start_s
+    is no sooner than they let go."""
 
     state: State
     waited_s: float
@@ -88,6 +91,7 @@ class Explanation:
     is_partial: bool
     kv_accounts: tuple[AccountStats, ...] = ()
     full_account: str = ""
+    ceilings: tuple[Binding, ...] = ()
 
 
 def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestId, now_s: float) -> Explanation | None:
@@ -97,21 +101,25 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         return None
     scheduler.lane.settle()
     others = [other for other in islice(scheduler.sequences(), MAX_LOOKED_AT) if other is not sequence]
-    caps = _Caps(scheduler, snapshot)
+    caps = _Caps(scheduler, snapshot, now_s)
     waits = sequence.status is SequenceStatus.WAITING
     ahead = _ahead(scheduler, sequence, others, caps) if waits else ()
     holders = _holders(scheduler, sequence, others)
     binding = caps.binding(sequence.request.tenant) if waits else ()
+    ceilings = scheduler.ceilings.binding(sequence.payer, now_s)
     needed, missing = _blocks(scheduler, sequence) if waits else (0, 0)
     full = _full_account(scheduler, sequence, needed) if waits else ""
     rank = 1 + sum(party.requests for party in ahead) if waits else 0
     own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
     evictions = scheduler.decisions.evictions_of(request_id)
+    estimate_s = None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s)
+    if ceilings and estimate_s is not None:
+        estimate_s = max(estimate_s, *(ceil.for_s for ceil in ceilings))
     return Explanation(
         state=State.WAITING if waits else State.PAUSED if is_paused else State.RUNNING,
         waited_s=now_s - sequence.queued_at_s if waits else 0.0,
-        reasons=_reasons(scheduler, sequence, binding, ahead, missing, full) if waits else (),
+        reasons=_reasons(scheduler, sequence, binding, ahead, missing, full, ceilings) if waits else (),
         rank=rank,
         ahead=ahead,
         holders=holders,
@@ -120,7 +128,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         blocks_free=scheduler.blocks.num_free_blocks,
         blocks_missing=missing,
         is_owed=scheduler.policy.is_owed(sequence),
-        estimated_start_s=None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s),
+        estimated_start_s=estimate_s,
         preemptions=sequence.num_preemptions,
         evictions=tuple((now_s - eviction.at_s, eviction) for eviction in evictions),
         computed_tokens=sequence.num_computed_tokens,
@@ -128,6 +136,7 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
         is_partial=scheduler.num_unfinished > MAX_LOOKED_AT,
         kv_accounts=_kv_accounts(scheduler, sequence),
         full_account=full,
+        ceilings=ceilings if waits or is_paused else (),
     )
 
 
@@ -138,9 +147,11 @@ def _reasons(
     ahead: tuple[Party, ...],
     blocks_missing: int,
     full_account: str,
+    ceilings: tuple[Binding, ...],
 ) -> tuple[Reason, ...]:
     found = {
         Reason.CAP: bool(caps),
+        Reason.CEIL: bool(ceilings),
         Reason.RANK: bool(ahead),
         Reason.SLOTS: not scheduler.running.has_free_slot,
         Reason.BLOCKS: blocks_missing > 0 and not full_account,
@@ -155,7 +166,7 @@ def _ahead(scheduler: Scheduler, sequence: Sequence, others: list[Sequence], cap
     before = Counter(
         other.payer
         for other in others
-        if other.status is SequenceStatus.WAITING and not caps.binding(other.request.tenant) and _order(scheduler, other) < own
+        if other.status is SequenceStatus.WAITING and not caps.hold_up(other) and _order(scheduler, other) < own
     )
     return tuple(Party(payer, count) for payer, count in before.most_common())
 
@@ -166,12 +177,10 @@ def _order(scheduler: Scheduler, sequence: Sequence) -> tuple[Rank, int, int]:
 
 
 def _holders(scheduler: Scheduler, sequence: Sequence, others: list[Sequence]) -> tuple[Party, ...]:
-    running, evictable = Counter[Payer](), Counter[Payer]()
+    holders = [other for other in others if other.status is SequenceStatus.RUNNING]
     waits = sequence.status is SequenceStatus.WAITING
-    for other in others:
-        if other.status is SequenceStatus.RUNNING:
-            running[other.payer] += 1
-            evictable[other.payer] += waits and may_evict(scheduler.policy, scheduler.census.quotas, sequence, other)
+    running = Counter(other.payer for other in holders)
+    evictable = Counter(other.payer for other in evictable_for(scheduler, sequence, holders, holders) if waits)
     return tuple(Party(payer, count, evictable[payer]) for payer, count in running.most_common())
 
 
@@ -199,9 +208,11 @@ def _kv_accounts(scheduler: Scheduler, sequence: Sequence) -> tuple[AccountStats
 
 
 class _Caps:
-    """Which max_running are reached, by node."""
+    """Which max_running are reached, by node, and who is held up by that or by a ceil."""
 
-    def __init__(self, scheduler: Scheduler, snapshot: PolicySnapshot) -> None:
+    def __init__(self, scheduler: Scheduler, snapshot: PolicySnapshot, now_s: float) -> None:
+        self._ceilings = scheduler.ceilings
+        self._now_s = now_s
         self._shares: dict[str, NodeShare] = {share.path: share for share in snapshot.nodes}
         self._running: Counter[str] = Counter()
         for path, count in scheduler.census.running_by_node.copy().items():
@@ -217,6 +228,9 @@ class _Caps:
             found = tuple(BindingCap(path, limit, self._running[path]) for path, limit in limits if self._running[path] >= limit)
             self._known[tenant] = found
         return found
+
+    def hold_up(self, sequence: Sequence) -> bool:
+        return bool(self.binding(sequence.request.tenant) or self._ceilings.binding(sequence.payer, self._now_s))
 
     def _limit(self, path: str) -> int | None:
         share = self._shares.get(path)

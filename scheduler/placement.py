@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from fairlane.blockmgr.manager import BlockManager, Growth
+from fairlane.scheduler.ceilings import TimeMeter
 from fairlane.scheduler.cost import Cost, Ledger
-from fairlane.scheduler.events import Delta
+from fairlane.scheduler.events import Delta, PreemptionReason
 from fairlane.scheduler.output import BlockAppend, NewSequence, ScheduledSequence, ScheduleOutput
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Payer, SamplingParams, Sequence
@@ -20,9 +21,9 @@ _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 class Placement:
     """Entry i of the output belongs to sequences[i]; cost: of all that was charged, in cost units. brought: admitted with what
     was swapped out, and with nothing to compute in this step. chunks: those placed with part of a prompt or recompute, and how
-    many tokens; paused: decodes that yield to one of them."""
+    many tokens; paused: decodes that yield to one of them, and whoever's `ceil` binds. meter: told of what is placed."""
 
-    def __init__(self, policy: Policy, blocks: BlockManager, prices: Cost) -> None:
+    def __init__(self, policy: Policy, blocks: BlockManager, prices: Cost, meter: TimeMeter | None = None) -> None:
         self.sequences: list[Sequence] = []
         self.brought: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
@@ -31,6 +32,7 @@ class Placement:
         self._policy = policy
         self._blocks = blocks
         self._prices = prices
+        self._meter = meter
         self._entries: list[ScheduledSequence] = []
         self._new: list[NewSequence] = []
         self._appends: list[BlockAppend] = []
@@ -71,6 +73,8 @@ class Placement:
         sample = num_tokens == sequence.num_pending_tokens
         self._entries.append(ScheduledSequence(sequence.held_slot, start, num_tokens, sample))
         self.sequences.append(sequence)
+        if self._meter is not None:
+            self._meter.place(sequence, num_tokens, is_chunk=is_chunk)
         sequence.num_computed_tokens = start + num_tokens
         sequence.num_in_flight += sample
         sequence.steps_in_flight += 1
@@ -82,10 +86,10 @@ class Placement:
             self._charge(sequence, sequence.payer, self._prices.decode().of(start))
         return is_chunk
 
-    def pause(self, sequence: Sequence, now_s: float, delta: Callable[[Sequence], Delta]) -> None:
-        """A decode skips the step."""
+    def pause(self, sequence: Sequence, now_s: float, delta: Callable[[Sequence], Delta], reason: PreemptionReason) -> None:
+        """It skips the step and keeps its blocks."""
         self.paused.append(sequence)
-        pause(sequence, now_s, delta)
+        pause(sequence, reason, now_s, delta)
 
     def _charge_chunk(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Recompute goes on the account of whoever evicted it, new work on its own."""

@@ -110,6 +110,8 @@ class Reclaim:
             is_evicted = sequence.slot is None  # meanwhile, for one before it
             if is_evicted or sequence in self.kept or sequence.num_pending_tokens != 1 or not sequence.is_due:
                 continue
+            if self._scheduler.ceilings.rests(sequence):  # it needs none yet
+                continue
             total = sequence.num_computed_tokens + 1
             needed = self._blocks.num_new_blocks(sequence.request_id, total, sequence.num_computed_tokens)
             account = self._quotas.covers(sequence, needed) if needed else None
@@ -125,7 +127,7 @@ class Reclaim:
             one
             for one in self._scheduler.running
             if one not in placed and one not in self.kept and one is not grower and self._policy.may_take(grower, one)
-            if self._is_stuck(one)
+            if self._is_stuck(one) and not self._scheduler.ceilings.rests(one)
         ]
         missing = blocks - self._blocks.num_free_blocks
         losses = Losses(self._quotas, grower, blocks, guarantees_hold=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from fairlane.scheduler.ceilings import StepParts
 from fairlane.scheduler.events import DecodedTokens, EndReason
 from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.request import RequestId, Sequence, SequenceStatus
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class LaunchedStep:
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
     swapped: whom it swaps out; brought: whom it swaps in and computes nothing for; work_cost: what was charged for it;
-    held_cost: for the time before it."""
+    held_cost: for the time before it; parts: what it does for whom, where somebody has a `ceil`."""
 
     output: ScheduleOutput
     sequences: list[Sequence]
@@ -30,6 +31,7 @@ class LaunchedStep:
     brought: list[Sequence]
     work_cost: int
     held_cost: int
+    parts: StepParts | None = None
 
     def everybody(self) -> Iterator[Sequence]:
         """Whom its outcome concerns, once for each thing it does."""

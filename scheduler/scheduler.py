@@ -5,18 +5,20 @@ from its Clock; the engine loop (engine.py) launches what it returns and feeds t
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fairlane.blockmgr.hashing import HashChain
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.clock import Clock
+from fairlane.scheduler.ceilings import Ceilings, TimeMeter, keep_ceilings, launched_parts, set_ceilings, take_time
 from fairlane.scheduler.census import Census
 from fairlane.scheduler.cost import Cost, Ledger, TokensCost, make_cost
 from fairlane.scheduler.decisions import DecisionLog
 from fairlane.scheduler.events import DecodedTokens, Delta, Ended, EndReason, PreemptionKind
 from fairlane.scheduler.holding import Holding
+from fairlane.scheduler.integrity import check_integrity
 from fairlane.scheduler.kv_quotas import KVQuotas, above_limit
 from fairlane.scheduler.lane import DecodeLane
 from fairlane.scheduler.locality import Locality
@@ -93,6 +95,8 @@ class Scheduler:
         self.settlement: Settlement | None = None
         self.cost: Cost = TokensCost()
         self.holding = Holding(clock.now())
+        self.ceilings = Ceilings()
+        self.meter: TimeMeter | None = None  # while somebody has a ceil
         self.outputs = OutputPredictor()
         self.census = Census()
         self.decisions = DecisionLog()
@@ -100,7 +104,7 @@ class Scheduler:
         self.num_preemptions = self.num_recomputed_tokens = 0
         self._clock = clock
         self._sequences: dict[RequestId, Sequence] = {}
-        self._launched: deque[LaunchedStep] = deque()
+        self.launched: deque[LaunchedStep] = deque()  # and not returned
         self._released_slots: list[int] = []
         self.deltas: dict[RequestId, Delta] = {}
         self.decoded: list[DecodedTokens] = []
@@ -122,7 +126,8 @@ class Scheduler:
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
         self.waits.enter(sequence, now_s, self._step_id)
-        if self.settlement is not None and not self.settlement.outlasts_arrival(sequence, self.policy, self.census):
+        settlement = None if self.ceilings.shut else self.settlement  # it may take the place of one that rests
+        if settlement is None or not settlement.outlasts_arrival(sequence, self.policy, self.census):
             self.settlement = None  # by KV guarantee or by rank, it may get in
         delta = self.delta(sequence)
         delta.queue_position = position = self.policy.position(sequence)
@@ -245,6 +250,8 @@ class Scheduler:
             self.policy = without_shadow(self.policy)
         now_s = self._clock.now()
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, now_s)
+        if self.meter is not None:
+            keep_ceilings(self, now_s)
         self.lane.change(self.policy)
         self.cost.begin_step(len(self.running))
         if self._is_steady(now_s):
@@ -287,6 +294,7 @@ class Scheduler:
         self._step_id += 1
         output = ScheduleOutput(self._step_id) if placed is None else placed.output(self._step_id)
         sequences, brought, cost = ([], [], 0) if placed is None else (placed.sequences, placed.brought, placed.cost)
+        parts = None if self.meter is None else launched_parts(self, self.meter, with_lane=with_lane)
         members: list[Sequence] = []
         if with_lane:
             members = self.lane.members
@@ -297,7 +305,7 @@ class Scheduler:
                 self.settlement = None
         output.released_slots, self._released_slots = self._released_slots, []
         swapped = self.swaps.launch(output)
-        self._launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged))
+        self.launched.append(LaunchedStep(output, sequences, members, swapped, brought, cost, self.holding.charged, parts))
         return output
 
     def update(self, result: StepResult) -> None:
@@ -310,6 +318,8 @@ class Scheduler:
         num_tokens = step.output.num_scheduled_tokens
         self.swaps.observe(step.output, num_tokens, result.elapsed_s)
         self.policy.on_step_time(max(step.work_cost, step.held_cost), num_tokens, result.elapsed_s)
+        if step.parts is not None:
+            take_time(self, step.parts, result.elapsed_s, self._clock.now())
         take_results(self, step, result)
 
     def fail_step(self, step_id: int, message: str) -> None:
@@ -317,9 +327,9 @@ class Scheduler:
         fail_results(self, self._pop_launched(step_id), message)
 
     def _pop_launched(self, step_id: int) -> LaunchedStep:
-        if not self._launched or self._launched[0].output.step_id != step_id:
+        if not self.launched or self.launched[0].output.step_id != step_id:
             raise ValueError(f"step {step_id} is not the oldest launched step")
-        return self._launched.popleft()
+        return self.launched.popleft()
 
     def commit(self, sequence: Sequence) -> None:
         """Makes the full blocks that have retired findable. Those filled in the lane are when the sequence leaves the running
@@ -340,10 +350,15 @@ class Scheduler:
     # -- policy and reports --------------------------------------------------------------------------------------------
 
     def apply_policy(
-        self, policy: Policy, generation: int, cost: CostName = CostName.TOKENS, quotas: KVQuotas | None = None
+        self,
+        policy: Policy,
+        generation: int,
+        cost: CostName = CostName.TOKENS,
+        quotas: KVQuotas | None = None,
+        ceilings: Ceilings | None = None,
     ) -> None:
-        """Swaps the policy, what it charges and its KV quotas between two steps; waiting sequences keep their arrival, nothing is
-        lost but requests that are larger than a limit is now."""
+        """Swaps the policy, what it charges, its KV quotas and ceilings between two steps; waiting sequences keep their arrival,
+        nothing is lost but requests that are larger than a limit is now."""
         self.holding.accrue(self.running, self.lane, self.policy, self.cost, self._clock.now())
         if cost is not self.cost.name:
             self.cost = make_cost(cost, self.blocks.num_usable_blocks * self.blocks.block_size)
@@ -356,6 +371,7 @@ class Scheduler:
                 self.outputs.expect(sequence, policy, self.cost, 0)
                 policy.adopt(sequence)
         self.policy = policy
+        set_ceilings(self, ceilings or Ceilings(), self._clock.now())
         self.room.forget_tiers()
         self.policy_generation = generation
         self.running.mark_unsorted()
@@ -428,23 +444,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises when blocks, slots and sequences disagree. For idle moments and tests; walks everything."""
-        self.lane.settle()
-        self.lane.update_tables()
-        self.blocks.check_integrity()
-        self.running.check_integrity()
-        for sequence in self._sequences.values():
-            holds = self.blocks.has(sequence.request_id)
-            if holds != (sequence.status is SequenceStatus.RUNNING):
-                raise RuntimeError(f"{sequence!r} {'holds' if holds else 'lacks'} blocks")
-            kept = self.blocks.host.holds(sequence.request_id)
-            if kept != (sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens > 0):
-                raise RuntimeError(f"{sequence!r} {'is' if kept else 'is not'} swapped out")
-        self._check_steps_in_flight()
-        self.lane.check_integrity(self.running)
-
-    def _check_steps_in_flight(self) -> None:
-        out = Counter(sequence for step in self._launched for sequence in step.everybody())
-        out.update(self.swaps.leaving)
-        for sequence in self._sequences.values():
-            if sequence.steps_in_flight != out[sequence] or not 0 <= sequence.num_in_flight <= sequence.steps_in_flight:
-                raise RuntimeError(f"{sequence!r} counts {sequence.steps_in_flight} steps in flight, there are {out[sequence]}")
+        check_integrity(self)

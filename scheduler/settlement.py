@@ -11,6 +11,7 @@ from math import inf
 from fairlane.scheduler.census import Census
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Sequence
+from fairlane.scheduler.running import RunningSet
 
 # Where counters alone change who goes first, or who may evict, it is asked again after so many steps.
 RECHECK_STEPS = 16
@@ -33,10 +34,12 @@ class Settlement:
     until_s: float
 
     @classmethod
-    def after(cls, step_id: int, shortage: Shortage, policy: Policy, census: Census, shortest_lease: float) -> Settlement:
-        """What the step found. shortest_lease: steps until a running sequence may be evicted that may not be now."""
-        if shortage is Shortage.REQUESTS:
-            return cls(shortage, inf, inf)
+    def after(cls, step_id: int, policy: Policy, census: Census, running: RunningSet) -> Settlement:
+        """What the step found."""
+        if not policy.num_waiting():
+            return cls(Shortage.REQUESTS, inf, inf)
+        shortage = Shortage.ROOM if running.has_free_slot else Shortage.SLOTS
+        shortest_lease = running.shortest_lease()
         rank_counts = shortage is Shortage.ROOM or any(
             # Whoever ranks before a head with the right to evict is not evicted.
             policy.could_preempt(tier, census.running_by_tier)

@@ -3,7 +3,8 @@ only pauses, and how long it was when it goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 
 from fairlane.scheduler.events import Delta, PreemptionKind, PreemptionReason, Started
 from fairlane.scheduler.request import Sequence
@@ -26,13 +27,19 @@ def started(sequence: Sequence, num_cached: int, now_s: float, delta: DeltaOf) -
     return recomputed
 
 
-def pause(sequence: Sequence, now_s: float, delta: DeltaOf) -> None:
-    """It keeps its blocks and skips a step for those of higher rank."""
+def pause(sequence: Sequence, reason: PreemptionReason, now_s: float, delta: DeltaOf) -> None:
+    """It keeps its blocks and skips a step: for those of higher rank, or because its ceil binds."""
     if sequence.stalled_since_s is None:
         sequence.stalled_since_s = now_s
     elif not sequence.stall_announced and now_s - sequence.stalled_since_s >= ANNOUNCE_STALL_S:
         sequence.stall_announced = True
-        delta(sequence).preempted = (PreemptionKind.PAUSED, PreemptionReason.HIGHER_RANK)
+        delta(sequence).preempted = (PreemptionKind.PAUSED, reason)
+
+
+def next_announcement_s(running: Iterable[Sequence]) -> float:
+    """When the first of those that stand still, and were not told so, is told if it still does; inf: nobody is."""
+    untold = (one.stalled_since_s for one in running if one.stalled_since_s is not None and not one.stall_announced)
+    return min(untold, default=inf) + ANNOUNCE_STALL_S
 
 
 def evicted(sequence: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float, delta: DeltaOf) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairlane.blockmgr.accounts import UNLIMITED, Account
+from fairlane.scheduler.ceilings import Ceilings
 from fairlane.scheduler.census import TOP, largest
 from fairlane.scheduler.kv_quotas import KVQuotas
 from fairlane.scheduler.policies.guard import GuardedPolicy
@@ -28,9 +29,19 @@ class AccountStats:
     limit: int | None
 
 
+class CeilStats(NamedTuple):
+    """A tier (`tier_gate` of its name) or node with a ceil. used_s: of the worker's time so far."""
+
+    gate: str
+    share: float
+    used_s: float
+    binds: bool
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts at one moment; safe to read from another thread. kv_accounts: the fullest of those with a KV quota."""
+    """Counts at one moment; safe to read from another thread. kv_accounts: the fullest of those with a KV quota. ceilings: those
+    that have used most."""
 
     step_id: int
     running: int
@@ -54,6 +65,7 @@ class SchedulerStats:
     blocks_by_domain: Mapping[str, int]
     kv_accounts: tuple[AccountStats, ...]
     evictions_by_reason: Mapping[str, int]
+    ceilings: tuple[CeilStats, ...]
 
 
 def stats_of(scheduler: Scheduler, now_s: float) -> SchedulerStats:
@@ -84,11 +96,17 @@ def stats_of(scheduler: Scheduler, now_s: float) -> SchedulerStats:
         blocks_by_domain=largest(scheduler.blocks.domains()),
         kv_accounts=() if quotas is None else _accounts(quotas),
         evictions_by_reason={reason.value: count for reason, count in scheduler.decisions.evictions_by_reason.items()},
+        ceilings=_ceilings(scheduler.ceilings),
     )
 
 
 def account_stats(account: Account) -> AccountStats:
     return AccountStats(account.name, account.used, account.guarantee, None if account.limit == UNLIMITED else account.limit)
+
+
+def _ceilings(ceilings: Ceilings) -> tuple[CeilStats, ...]:
+    most = nlargest(TOP, ceilings.buckets.items(), key=lambda item: item[1].used_s)
+    return tuple(CeilStats(gate, bucket.share, bucket.used_s, gate in ceilings.shut) for gate, bucket in most)
 
 
 def _accounts(quotas: KVQuotas) -> tuple[AccountStats, ...]:

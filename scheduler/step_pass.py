@@ -23,10 +23,10 @@ from fairlane.scheduler.placement import Placement
 from fairlane.scheduler.policies.base import BatchView, Rank
 from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
-from fairlane.scheduler.settlement import Settlement, Shortage
+from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.shaping import DecodesAhead, StepShaping, may_decode
 from fairlane.scheduler.stalls import end_stall, started
-from fairlane.scheduler.victims import evict, may_evict
+from fairlane.scheduler.victims import evict, evictable_for, may_evict, resting
 
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
@@ -46,9 +46,11 @@ class StepPass:
         self._look_again = False
         self._lane = scheduler.lane
         self.places_lane = len(self._lane) > 0
+        self._rests = scheduler.ceilings.rests
         self._order = self._running_in_order()
         most = self._limits.max_num_batched_tokens
-        view = BatchView.of(self._order, scheduler.running.by_tier, most, scheduler.cost, scheduler.step_id)
+        working, by_tier = scheduler.ceilings.without_resting(self._order, scheduler.running.by_tier)
+        view = BatchView.of(working, by_tier, most, scheduler.cost, scheduler.step_id)
         plan = self._policy.plan(view)
         self._shaping = StepShaping(plan, self._policy)
         self._lane_may_pause = plan.pause_lower
@@ -58,15 +60,15 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._turn: Sequence | None = None  # whose turn it is among those that wait; the head that is looked at may have taken it
         self._held_back = 0  # free blocks kept for a head that was passed over too often
-        self._kept: dict[str, int] = {}  # by tier: what its admissions leave free
+        self._kept: dict[str, int] = {}  # what admissions of a tier leave free, until one is admitted or evicted
         self._evicted: set[Sequence] = set()
         self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
         self._harmless = -inf  # heads of this priority or less have nobody to evict
         self._settled = True  # nothing happened that the next step might see differently
         self._next = 0
-        self._ahead = DecodesAhead(self._order, self._shaping)
-        self.placement = Placement(self._policy, self._blocks, scheduler.cost)
+        self._ahead = DecodesAhead(working, self._shaping)
+        self.placement = Placement(self._policy, self._blocks, scheduler.cost, scheduler.meter)
         self._passed_over_any = False
         self._quotas = scheduler.census.quotas
         self._reclaim = None if self._quotas is None else Reclaim(scheduler, self._quotas, self.placement, self._hooks())
@@ -87,10 +89,13 @@ class StepPass:
         for sequence in self._order:
             if sequence in placed or sequence.status is not SequenceStatus.RUNNING or not sequence.is_due:
                 continue
-            self._settled = False
             self._policy.on_unserved(sequence)
+            if self._rests(sequence):  # until a ceil lets go, which unsettles
+                self.placement.pause(sequence, self._now_s, self._scheduler.delta, PreemptionReason.CEIL)
+                continue
+            self._settled = False
             if self._shaping.protected_chunk and may_decode(sequence) and self._shaping.may_pause(sequence):
-                self.placement.pause(sequence, self._now_s, self._scheduler.delta)
+                self.placement.pause(sequence, self._now_s, self._scheduler.delta, PreemptionReason.HIGHER_RANK)
 
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
@@ -101,12 +106,8 @@ class StepPass:
             return None
         if self._known is not None:
             return self._known
-        if not self._policy.num_waiting():
-            shortage = Shortage.REQUESTS
-        else:
-            shortage = Shortage.ROOM if scheduler.running.has_free_slot else Shortage.SLOTS
         self._lane.settle()  # leases are counted in tokens computed
-        return Settlement.after(scheduler.step_id, shortage, self._policy, scheduler.census, scheduler.running.shortest_lease())
+        return Settlement.after(scheduler.step_id, self._policy, scheduler.census, scheduler.running)
 
     def _walk(self) -> None:
         """Goes on until tokens, seats or sequences run out. The head is looked up again only after something happened to it:
@@ -183,7 +184,7 @@ class StepPass:
         placed = set(self.placement.sequences)
         self._order = [sequence for sequence in self._running_in_order() if sequence not in placed]
         self._next = 0
-        self._ahead = DecodesAhead(self._order, self._shaping)
+        self._ahead = DecodesAhead([sequence for sequence in self._order if not self._rests(sequence)], self._shaping)
 
     def _release_pausable(self, sequence: Sequence) -> bool:
         """Before a protected sequence gets a chunk: those in the lane that must pause then leave it. Whether there were any."""
@@ -232,7 +233,8 @@ class StepPass:
     def _next_running(self) -> Sequence | None:
         while self._next < len(self._order):
             sequence = self._order[self._next]
-            if sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted and sequence.is_due:
+            is_there = sequence.status is SequenceStatus.RUNNING and sequence not in self._evicted
+            if is_there and sequence.is_due and not self._rests(sequence):
                 return sequence
             self._next += 1
         return None
@@ -275,19 +277,20 @@ class StepPass:
         return True
 
     def _yielding_to(self, grower: Sequence) -> list[Sequence]:
-        """Those that rank after it, and those before it that are stuck because they may not take its own blocks in turn (a
-        minimum share is owed to them), or neither would ever get on."""
+        """Those that rank after it; of those before it, who rests, and who is stuck because it may not take its own blocks in
+        turn (a minimum share is owed to it), or neither would ever get on."""
         may_take = self._policy.may_take
         stuck = [s for s in self._stuck if s.status is SequenceStatus.RUNNING and not may_take(s, grower)]
+        stuck += resting(self._scheduler, grower, filter(self._may_lose, self._order[: self._next]))
         return [s for s in self._unplaced() + stuck if may_take(grower, s)]
 
     # -- waiting sequences ---------------------------------------------------------------------------------------------
 
     def _consider_waiting(self, sequence: Sequence) -> None:
         """Admits the waiting head or passes it over."""
-        if sequence.steps_in_flight or sequence in self._evicted:
+        if sequence.steps_in_flight or sequence in self._evicted or self._rests(sequence):
             # Evicted with a step still out: its tokens, and what that step swaps, must be back before it is sent in full.
-            # Evicted in this very step: others were placed on the strength of it.
+            # Evicted in this very step: others were placed on the strength of it. One that rests a policy need not have named.
             self._settled = False
             self._policy.skip(sequence)
             return
@@ -330,16 +333,12 @@ class StepPass:
         if not self._scheduler.running.has_free_slot:
             return False
         needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        return needed + self._kept_from(sequence.request.tier) <= num_free_blocks - self._held_back and (
+        tier = sequence.request.tier
+        if tier not in self._kept:
+            self._kept[tier] = self._scheduler.room.kept_from(tier, self._policy, len(self._scheduler.running))
+        return needed + self._kept[tier] <= num_free_blocks - self._held_back and (
             self._quotas is None or not self._quotas.full_for(sequence, needed)
         )
-
-    def _kept_from(self, tier: str) -> int:
-        """Blocks that an admission of the tier leaves free; the same until somebody is admitted or evicted."""
-        kept = self._kept.get(tier)
-        if kept is None:
-            kept = self._kept[tier] = self._scheduler.room.kept_from(tier, self._policy, len(self._scheduler.running))
-        return kept
 
     def _evict_for(self, sequence: Sequence) -> bool:
         """Makes room for one that does not fit, where the policy agrees and that suffices. What is found in the prefix cache
@@ -349,7 +348,7 @@ class StepPass:
         if not self._may_have_victims(sequence):
             return False
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
-        evictable = [s for s in self._unplaced() if may_evict(self._policy, self._quotas, sequence, s)]
+        evictable = evictable_for(self._scheduler, sequence, self._unplaced(), filter(self._may_lose, self._order))
         # With everybody else gone, nobody would be left to grow.
         kept = self._scheduler.room.least(len(self._scheduler.running) - len(evictable))
         needed = self._blocks.blocks_for(sequence.num_tokens)
@@ -425,8 +424,11 @@ class StepPass:
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""
-        kept = () if self._reclaim is None else self._reclaim.kept
-        return [s for s in self._order[self._next :] if s.status is SequenceStatus.RUNNING and s not in kept]
+        return [s for s in self._order[self._next :] if self._may_lose(s)]
+
+    def _may_lose(self, sequence: Sequence) -> bool:
+        """Whether it runs, and got no blocks in this step for a guarantee."""
+        return sequence.status is SequenceStatus.RUNNING and (self._reclaim is None or sequence not in self._reclaim.kept)
 
     def _victims(
         self, candidates: list[Sequence], num_blocks: int, losses: Losses | None, num_slots: int = 0
@@ -442,8 +444,8 @@ class StepPass:
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:
             self._evicted.add(victim)
-            if may_decode(victim):
+            if may_decode(victim) and not self._rests(victim):
                 self._given_back += 1
                 if victim in ahead:
                     self._ahead.pass_by(victim)
-            evict(self._scheduler, victim, gainer, reason, self._now_s)
+            evict(self._scheduler, victim, gainer, reason, self._now_s, ranks_after=victim in ahead)

@@ -67,6 +67,7 @@ class Tier:
     priority: higher is more important; equal priorities form one band.
     weight: share among tiers of one band (used by FAIR).
     min_share: part of the worker's cost in [0, 1) a backlogged tier gets over any 10 s, whatever higher bands want.
+    ceil: most of the worker's time that it may take, in (0, 1], even if the rest idles; None: all of it.
     patience_s: a waiting request ranks one band higher after each patience waited; None: never.
     ttft_target_s, tpot_target_s: time to the first token and per further token that DEADLINE aims at; None: any.
     """
@@ -79,6 +80,7 @@ class Tier:
     shaping: Shaping | ShapingRule = Shaping.OFF
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    ceil: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class NodeShare:
     """An organisation or tenant of the ownership tree, and the template of its members.
 
     path: "northwind" or "northwind/checkout"; members are one level below and need no entry.
-    weight: share among its siblings. min_share: as a tier's, for this node.
+    weight: share among its siblings. min_share, ceil: as a tier's, for this node and all below it.
     max_running: sequences of this node and all below it that may hold KV at once; None: no cap.
     kv_guarantee, kv_limit: of its private cache domain and all below it; None: nothing is promised, nothing limits it.
     shared_domain: "group:NAME" or "public", where its blocks count for that account; empty: they count for it.
@@ -119,6 +121,7 @@ class NodeShare:
     kv_limit: KVAmount | None = None
     member_kv_limit: KVAmount | None = None
     shared_domain: str = ""
+    ceil: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ min(freed, still missing), taken anew after each choice, and in the end whoever 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,13 @@ from fairlane.scheduler.stalls import evicted
 if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
 
-# Guard on policy evictions: after this many a sequence is immune.
+# Guard on policy evictions, and on those of whoever rests for a ceil: after this many a sequence is immune.
 MAX_EVICTIONS = 3
-# Who had more KV cache than was its own pays for its recompute itself.
-_BORROWED = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
+_FOR_QUOTAS = frozenset({PreemptionReason.KV_GUARANTEE, PreemptionReason.KV_LIMIT})
+# Who had more KV cache than was its own, or kept what it might not use, pays for its recompute itself.
+_BORROWED = _FOR_QUOTAS | {PreemptionReason.CEIL}
+# What an eviction is counted for.
+_GUARDED = frozenset({PreemptionReason.HIGHER_RANK, PreemptionReason.CEIL})
 
 CostOf = Callable[[Sequence], float]
 # (candidates, blocks missing, slots missing, policy, blocks, cost of evicting one, what quotas say) -> victims; None if all would
@@ -46,12 +49,42 @@ def may_evict(policy: Policy, quotas: KVQuotas | None, candidate: Sequence, vict
     return quotas is None or quotas.may_lose(victim, candidate)
 
 
-def evict(scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: PreemptionReason, now_s: float) -> None:
-    """The victim gives its blocks and slot to the gainer, waits again, and is told."""
-    if reason is PreemptionReason.HIGHER_RANK:
-        if scheduler.shadow is not None:
-            scheduler.shadow.evicted(gainer, victim)
-        victim.num_evictions += 1
+def resting(scheduler: Scheduler, gainer: Sequence, sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Of those that run, the ones whose ceil keeps them from being placed, and that may be evicted for that alone, whatever their
+    rank: who may not run keeps nobody of its own or a higher band from it. Guarded like evictions for rank."""
+    if not scheduler.ceilings.shut:
+        return []
+    policy, quotas = scheduler.policy, scheduler.census.quotas
+    return [
+        one
+        for one in sequences
+        if scheduler.ceilings.rests(one)
+        and not is_immune(one)
+        and one.num_computed_tokens >= one.lease_until_tokens
+        and policy.may_take(gainer, one)
+        and (quotas is None or quotas.may_lose(one, gainer))
+    ]
+
+
+def evictable_for(
+    scheduler: Scheduler, head: Sequence, unplaced: Iterable[Sequence], running: Iterable[Sequence]
+) -> list[Sequence]:
+    """Whose blocks a waiting head may take: by the policy, of those that rank after it; and of all, of who rests."""
+    found = [one for one in unplaced if may_evict(scheduler.policy, scheduler.census.quotas, head, one)]
+    return found + [one for one in resting(scheduler, head, running) if one not in found]
+
+
+def evict(
+    scheduler: Scheduler, victim: Sequence, gainer: Sequence, reason: PreemptionReason, now_s: float, *, ranks_after: bool
+) -> None:
+    """The victim gives its blocks and slot to the gainer, waits again, and is told. ranks_after: a gainer that grows."""
+    if scheduler.ceilings.rests(victim):  # is that all the right that the gainer has?
+        by_rank = scheduler.policy.may_preempt(gainer, victim) if reason is PreemptionReason.HIGHER_RANK else ranks_after
+        if reason not in _FOR_QUOTAS and not by_rank:
+            reason = PreemptionReason.CEIL
+    if reason is PreemptionReason.HIGHER_RANK and scheduler.shadow is not None:
+        scheduler.shadow.evicted(gainer, victim)
+    victim.num_evictions += reason in _GUARDED
     kind = scheduler.requeue(victim)
     # One that is swapped in the middle of a recompute still owes that to whoever caused it.
     if kind is PreemptionKind.RECOMPUTED or victim.num_computed_tokens >= victim.recompute_until:

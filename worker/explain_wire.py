@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fairlane.protos.fairlane.v1 import explain_pb2 as pb
+from fairlane.protos.fairlane.v1 import worker_pb2 as worker_pb
+from fairlane.scheduler.ceilings import Binding
 from fairlane.scheduler.explain import Explanation, Party, Reason, State
-from fairlane.scheduler.stats import AccountStats
+from fairlane.scheduler.policies.caps import tier_of_gate
+from fairlane.scheduler.stats import AccountStats, CeilStats
 
 # Parties named in a message, so that it stays small however many tenants there are; the rest is counted by tier.
 MAX_PARTIES = 50
@@ -24,6 +27,7 @@ _REASONS = {
     Reason.STEP: pb.Explanation.REASON_STEP,
     Reason.KV_LIMIT: pb.Explanation.REASON_KV_LIMIT,
     Reason.LOCALITY: pb.Explanation.REASON_LOCALITY,
+    Reason.CEIL: pb.Explanation.REASON_CEIL,
 }
 
 
@@ -57,11 +61,24 @@ def explanation_to_wire(found: Explanation) -> pb.Explanation:
         tokens=found.tokens,
         is_partial=found.is_partial,
         kv_accounts=[account_to_wire(account, is_full=account.name == found.full_account) for account in found.kv_accounts],
+        ceilings=[_ceil(binding) for binding in found.ceilings],
     )
 
 
 def account_to_wire(account: AccountStats, *, is_full: bool = False) -> pb.KVAccount:
     return pb.KVAccount(node=account.name, used=account.used, guarantee=account.guarantee, limit=account.limit, is_full=is_full)
+
+
+def _ceil(binding: Binding) -> pb.BindingCeil:
+    tier = tier_of_gate(binding.gate)
+    node = binding.gate if tier is None else None
+    return pb.BindingCeil(tier=tier, node=node, share=binding.share, opens_in_s=binding.for_s)
+
+
+def ceil_to_wire(ceil: CeilStats) -> worker_pb.CeilSpec:
+    tier = tier_of_gate(ceil.gate)
+    node = ceil.gate if tier is None else None
+    return worker_pb.CeilSpec(tier=tier, node=node, share=ceil.share, used_s=ceil.used_s, binds=ceil.binds)
 
 
 def _parties(parties: tuple[Party, ...]) -> Iterable[pb.Party]:

@@ -15,7 +15,7 @@ from fairlane.protos.fairlane.v1 import worker_pb2 as pb
 from fairlane.protos.fairlane.v1 import worker_pb2_grpc
 from fairlane.scheduler.engine import Engine
 from fairlane.worker.boxes import Closed, Connection, Received, WorkerBoxes
-from fairlane.worker.explain_wire import account_to_wire
+from fairlane.worker.explain_wire import account_to_wire, ceil_to_wire
 from fairlane.worker.shadow_wire import report_to_wire
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             evictions_by_reason=_counts(stats.evictions_by_reason),
             step_running_s=0.0 if started_s is None else self._clock.now() - started_s,
             shadow=None if stats.shadow is None else report_to_wire(stats.shadow),
+            ceilings=[ceil_to_wire(ceil) for ceil in stats.ceilings],
         )
 
 

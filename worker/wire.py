@@ -24,6 +24,7 @@ from fairlane.scheduler.tenancy import (
 )
 
 _LONGEST_S = 366 * 86400.0
+_LEAST_CEIL = 1e-6
 
 
 class ProtocolError(ValueError):
@@ -115,6 +116,7 @@ def _tier_from_wire(tier: pb.TierSpec) -> Tier:
         shaping=_rule(tier.shaping_rule) if tier.HasField("shaping_rule") else _enum(Shaping, tier.shaping),
         ttft_target_s=_in_range("ttft_target_s", tier.ttft_target_s, 0, _LONGEST_S) if tier.HasField("ttft_target_s") else None,
         tpot_target_s=_in_range("tpot_target_s", tier.tpot_target_s, 0, _LONGEST_S) if tier.HasField("tpot_target_s") else None,
+        ceil=_in_range("ceil", tier.ceil, _LEAST_CEIL, 1) if tier.HasField("ceil") else None,
     )
 
 
@@ -135,6 +137,7 @@ def _node_from_wire(node: pb.NodeSpec) -> NodeShare:
         kv_limit=_amount(node.kv_limit),
         member_kv_limit=_amount(node.member_kv_limit),
         shared_domain=node.shared_domain,
+        ceil=_in_range("ceil", node.ceil, _LEAST_CEIL, 1) if node.HasField("ceil") else None,
     )
 
 

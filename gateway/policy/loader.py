@@ -102,7 +102,7 @@ def _build(text: bytes, located: Located[PolicyFile], warnings: tuple[str, ...])
 
 def _tier(name: str, part: TierPart) -> TierPolicy:
     targets = part.ttft_target, part.tpot_target
-    tier = Tier(name, part.priority, part.weight, part.min, part.patience, _shaping(part.shaping), *targets)
+    tier = Tier(name, part.priority, part.weight, part.min, part.patience, _shaping(part.shaping), *targets, part.ceil)
     return TierPolicy(tier, part.max_output_tokens, part.max_duration, part.max_wait, part.max_queue)
 
 
@@ -132,6 +132,7 @@ def _node(
         max_in_flight=part.max_in_flight,
         weight=part.weight,
         min_share=part.min,
+        ceil=part.ceil,
         max_running=part.max_running,
         max_queue=part.max_queue,
         max_wait_s=part.max_wait,

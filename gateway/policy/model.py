@@ -82,6 +82,7 @@ class Node:
     max_in_flight: int | None = None
     weight: float = 1.0
     min_share: float = 0.0
+    ceil: float | None = None
     max_running: int | None = None
     max_queue: int | None = None
     max_wait_s: float | None = None
@@ -261,4 +262,5 @@ def _share(node: Node) -> NodeShare:
         kv_limit=node.kv_limit,
         member_kv_limit=None if members is None or node.cache_domain != MEMBER_DOMAIN else members.kv_limit,
         shared_domain=node.shared_domain,
+        ceil=node.ceil,
     )

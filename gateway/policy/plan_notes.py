@@ -149,8 +149,11 @@ def _tiers(old: Policy, new: Policy) -> Iterator[Note]:
         if after is None:
             message = "new requests for it get TIER_UNKNOWN; what is admitted keeps its order and loses the tier's min"
             yield Note(f"tier {name}", message, tier=name)
-        elif _lowered(entry.max_queue, after.max_queue):
+            continue
+        if _lowered(entry.max_queue, after.max_queue):
             yield _cap(f"tier {name}", "max_queue", after.max_queue, tier=name)
+        if _lowered(entry.tier.ceil, after.tier.ceil):
+            yield _cap(f"tier {name}", "ceil", after.tier.ceil, tier=name)
     limits = [_limits(policy) for policy in (old, new)]
     if any(limits[0][who] != limits[1][who] for who in limits[0].keys() & limits[1].keys()):
         keys = "max_wait, max_output_tokens and max_duration"
@@ -179,6 +182,8 @@ def _node(was: Node, now: Node) -> Iterator[Note]:
         limit = getattr(now, key)
         if _lowered(getattr(was, key), limit):
             yield _cap(now.path, key, limit, node=was.path)
+    if _lowered(was.ceil, now.ceil):
+        yield _cap(now.path, "ceil", now.ceil, node=was.path)
     yield from _kv_quotas(was, now)
     if was.members is not None:
         yield from _members(was, was.members, now)
@@ -227,6 +232,9 @@ def _members(was: Node, template: MemberTemplate, now: Node) -> Iterator[Note]:
 def _cap(subject: str, key: str, limit: object, *, node: str = "", tier: str = "") -> Note:
     if key == "max_running":
         message = f"nobody is stopped: above {limit} running, what waits starts only as others end"
+    elif key == "ceil" and isinstance(limit, float):
+        share = f"{limit * 100:.4g}%"
+        message = f"nothing ends: above {share} of the worker's time streams pause and what waits stays, even if the rest idles"
     elif key == "max_members":
         message = f"members known by then stay: above {limit}, new ones are refused ({_REFUSED_WITH[key]})"
     else:
@@ -235,5 +243,5 @@ def _cap(subject: str, key: str, limit: object, *, node: str = "", tier: str = "
     return Note(subject, f"lower {key}: {message}", node=node, tier=tier)
 
 
-def _lowered(was: int | None, now: int | None) -> bool:
+def _lowered(was: float | None, now: float | None) -> bool:
     return now is not None and (was is None or now < was)

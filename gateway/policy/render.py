@@ -129,10 +129,11 @@ def _caps_above(located: Located[PolicyFile], above: Entry | None) -> list[Row]:
     """What a node shares with its siblings: every ancestor's cap binds too."""
     rows = []
     while above is not None:
-        for key in _CAPS:
-            value = getattr(above.part, key)
+        values = {key: getattr(above.part, key) for key in (*_CAPS, "ceil")}
+        for key, value in values.items():
             if value is not None:
-                rows.append(Row(f"{key} of all {above.path}", str(value), _origin(located, (*above.where, key))))
+                text = f"{value * 100:.4g}%" if key == "ceil" else str(value)
+                rows.append(Row(f"{key} of all {above.path}", text, _origin(located, (*above.where, key))))
         above = above.above
     return rows
 

@@ -96,7 +96,7 @@ class TierPart(RequestLimits):
     priority: Annotated[int, Bounds(-1_000_000, 1_000_000), Doc("Higher is more important; equal priorities form one band.")]
     weight: Annotated[Weight, Doc("Share among the tiers of one band.")] = 1.0
     min: Annotated[Minimum, Doc("Share of worker cost over 10 s that waiting work of this tier gets in any case.")] = 0.0
-    ceil: Annotated[Ceiling | None, planned("The most of the worker's time it may take.")] = None
+    ceil: Annotated[Ceiling | None, Doc("The most of the worker's time it may take, even if the rest idles.")] = None
     patience: Annotated[MaxWait | None, Doc("After waiting this long, and again, a request ranks one band higher.")] = None
     shaping: Annotated[Shaping | ShapingPart, Doc("How a running request is protected from lower tiers' prompts.")] = Shaping.OFF
     max_queue: Annotated[Requests | None, Doc("The most waiting requests of this tier, over all tenants.")] = None
@@ -157,7 +157,7 @@ class NodePart(LimitsPart):
     models: Annotated[tuple[ModelName, ...] | None, Doc("The models it may use. Default: all.")] = None
     cache_domain: Annotated[CacheDomain | None, Doc("Who shares cached prefixes with it. Default: tenant (nobody).")] = None
     min: Annotated[Minimum, Doc("Share of worker cost over 10 s that its waiting work gets in any case.")] = 0.0
-    ceil: Annotated[Ceiling | None, planned("The most of the worker's time it may take.")] = None
+    ceil: Annotated[Ceiling | None, Doc("The most of the worker's time it may take, even if the rest idles.")] = None
     kv_guarantee: Annotated[
         Amount | None, ShareOrCount(), Doc("KV cache it can always have back: a share of the pool, or tokens.")
     ] = None

@@ -28,6 +28,7 @@ def errors(located: Located[PolicyFile]) -> list[Found]:
         *_tier_minimums(located),
         *_node_minimums(located),
         *_above_ceiling(located),
+        *_together_above_ceiling(located),
         *_guarantees(located),
         *_above_limit(located),
         *_promised_above_limit(located),
@@ -94,6 +95,27 @@ def _above_ceiling(located: Located[PolicyFile]) -> Iterator[Found]:
             whose = "the ceil" if where == ceiling_at else "its organisation's ceil"
             place = located.mark(*ceiling_at, "ceil")
             yield (*where, "min"), f"{_percent(minimum)} is above {whose}, {_percent(ceiling)} at {place}"
+
+
+def _together_above_ceiling(located: Located[PolicyFile]) -> Iterator[Found]:
+    """What fits one by one: what tenants are promised together, and what a node is promised whose tiers all have a ceil."""
+    for organisation, below in _organisations(located.value):
+        ceiling = organisation.part.ceil
+        promised = [(child.path, child.part.min, (*child.where, "min")) for child in below if child.part.min]
+        if ceiling is not None and not organisation.part.min and all(share <= ceiling for _, share, _ in promised):
+            limit = f"{_percent(ceiling)}, its ceil at {located.mark(*organisation.where, 'ceil')},"
+            yield from _too_much(located, (*organisation.where, "tenants"), "its tenants' min sum", promised, ceiling, limit)
+    tiers = located.value.tiers
+    for entry in entries(located.value):
+        ceilings = {name: tiers[name].ceil for name in entry.tiers if name in tiers}
+        most = sum(1.0 if ceiling is None else ceiling for ceiling in ceilings.values())
+        if ceilings and entry.part.min > most + _SLACK:
+            places = ", ".join(
+                f"{name} {_percent(ceiling)} at {located.mark('tiers', name, 'ceil')}"
+                for name, ceiling in ceilings.items()
+                if ceiling is not None
+            )
+            yield (*entry.where, "min"), f"{_percent(entry.part.min)} is above what its tiers' ceil allow together ({places})"
 
 
 def _window(located: Located[PolicyFile]) -> Iterator[Found]:

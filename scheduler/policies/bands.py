@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairlane.scheduler.cost import Cost, Ledger, Rate, TokensCost
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
-from fairlane.scheduler.policies.caps import RunningCaps, prefixes
+from fairlane.scheduler.policies.caps import RunningCaps, gate_places
 from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
@@ -35,6 +35,7 @@ class BandPolicy:
     """Waiting rank (band after ageing, then the band's own order); running rank (own band, then the same). Whoever is owed by
     a minimum share ranks before all bands.
 
+    by_tier: the tree begins with the tier. minimums: `min` is kept.
     lease_tokens: how many tokens beyond those it had at admission an aged or minimum-share admission may compute before it
     can be evicted for priority again.
     """
@@ -49,6 +50,7 @@ class BandPolicy:
         within: WithinTier,
         *,
         by_tier: bool = True,
+        minimums: bool = True,
         lease_tokens: int = 256,
     ) -> None:
         shares = {node.path: node for node in snapshot.nodes}
@@ -77,7 +79,7 @@ class BandPolicy:
         self._gap = PreemptGap(snapshot.preempt_gap_ms)
         self._window_ms = snapshot.locality_window_ms if self._fair else 0.0
         self._prices: Cost = TokensCost()
-        self._min = MinShares(tuple(self._tiers.values()) if by_tier else (), snapshot.nodes if by_tier else ())
+        self._min = MinShares(tuple(self._tiers.values()), snapshot.nodes) if minimums else MinShares((), ())
         self._backlog_changed = False  # since the windows were last told of it
         self.ranks_change = self._fair or bool(self._min.guarantees) or self._deadlines.active
         self.leads_evict = self._fair and self._gap.is_set
@@ -236,7 +238,7 @@ class BandPolicy:
         return [one for line in lines for one in line.first(MOST_RIVALS // len(lines))]
 
     def peek_below(self, path: str) -> Sequence | None:
-        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+        if self._caps.bars(path):
             return None
         names = tuple(path.split("/"))
         places = [(name, *names) for name in self._tiers] if self._by_tier else [names]
@@ -248,6 +250,15 @@ class BandPolicy:
 
     def let_go(self, path: str) -> None:
         self._caps.let_go(path)
+
+    def shut(self, gate: str) -> None:
+        self._caps.shut(gate)
+
+    def reopen(self, gate: str) -> None:
+        for names in gate_places(gate, self._tiers if self._by_tier else None):
+            for tree in self._ranked:
+                tree.lift(names)
+        self._caps.reopen(gate)
 
     def pop(self, sequence: Sequence) -> None:
         stay = self._stays[sequence.request_id]

@@ -18,8 +18,8 @@ Rank = tuple[float, ...]
 class BatchView:
     """What a policy may know of the batch when it plans a step.
 
-    running: sequences that hold KV, by tier name; prefilling: those of them with more than one token to compute. prices: what
-    work is charged. num_steps: that the engine has scheduled before.
+    running: sequences that hold KV, by tier name, without those whose `ceil` binds; prefilling: those of them with more than one
+    token to compute. prices: what work is charged. num_steps: that the engine has scheduled before.
     """
 
     token_budget: int
@@ -92,13 +92,20 @@ class Policy(Protocol):
 
     def peek_below(self, path: str) -> Sequence | None:
         """The best waiting sequence of a node of the ownership tree and all below it, whoever else goes before it; None if a cap
-        keeps them from running. Nodes held back above `path` do not matter."""
+        or a `ceil` keeps them from running. Nodes held back above `path` do not matter."""
 
     def hold(self, path: str) -> None:
         """Until let_go(), neither peek() nor rivals() gives anybody of this node or below it."""
 
     def let_go(self, path: str) -> None:
         """Undoes hold(); nothing to undo is fine."""
+
+    def shut(self, gate: str) -> None:
+        """The `ceil` of a tier (`tier_gate` of its name) or node (its path) binds: until reopen(), neither peek(), rivals() nor
+        peek_below() gives anybody of it. None of them is shut already."""
+
+    def reopen(self, gate: str) -> None:
+        """Undoes shut()."""
 
     def pop(self, sequence: Sequence) -> None:
         """Removes what peek() or peek_below() returned, or a rival."""
@@ -127,7 +134,8 @@ class Policy(Protocol):
         """Whether may_preempt() could ever be true for a candidate of this tier and a running sequence of the others."""
 
     def may_take(self, grower: Sequence, victim: Sequence) -> bool:
-        """Whether a running sequence that must grow may take the blocks of a running one that ranks after it."""
+        """Whether a running sequence that must grow may take the blocks of a running one that ranks after it. The grower, or one
+        that waits, may also take those of one whose `ceil` binds, wherever that ranks."""
 
     def victim_key(self, sequence: Sequence) -> Rank:
         """Running sequences with the smallest key are evicted first; ties go by recompute cost per block freed."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fairlane.clock import FakeClock
+from fairlane.scheduler.ceilings import Ceilings
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Abort
 from fairlane.scheduler.events import EndReason
@@ -44,24 +46,28 @@ class ConformanceError(AssertionError):
 def check_policy(make: PolicyFactory, *, histories: int = 60, seed: int = 0) -> None:
     """Raises ConformanceError unless, in so many histories of arrivals, cancels, evictions and shortages, the policy answers
     every call as the Policy protocol says, keeps `max_running`, and every request gets exactly its tokens, in a bounded number
-    of steps. Every other history has KV quotas.
+    of steps. Every other history has KV quotas, every third a `ceil` that binds.
     """
     for number in range(histories):
         try:
             draw = random.Random(seed * 1_000_003 + number)  # noqa: S311 to be repeated
-            _run(make, draw, depth=number % 3, with_quotas=number % 2 > 0)
+            _run(make, draw, depth=number % 3, with_quotas=number % 2 > 0, with_ceilings=number // 3 % 3 == 0)
         except ConformanceError as error:
             raise ConformanceError(f"history {number} of seed {seed}: {error}") from error
 
 
-def _run(make: PolicyFactory, draw: random.Random, depth: int, *, with_quotas: bool) -> None:
-    snapshot = PolicySnapshot(1, "0" * 64, TiersPolicy.VIP, _TIERS, nodes=_WITH_QUOTAS if with_quotas else (_CAPPED,))
+def _run(make: PolicyFactory, draw: random.Random, depth: int, *, with_quotas: bool, with_ceilings: bool) -> None:
+    tiers: tuple[Tier, ...] = _TIERS
+    nodes: tuple[NodeShare, ...] = _WITH_QUOTAS if with_quotas else (_CAPPED,)
+    if with_ceilings:
+        tiers, nodes = tuple(replace(tier, ceil=0.5) for tier in tiers), tuple(replace(node, ceil=0.2) for node in nodes)
+    snapshot = PolicySnapshot(1, "0" * 64, TiersPolicy.VIP, tiers, nodes=nodes)
     asked = list(_requests(draw))
     driver = _driver(draw, snapshot, depth)
     policy = GuardedPolicy(make(snapshot), snapshot)
     blocks, limits = driver.blocks, driver.scheduler.limits
     quotas = make_quotas(snapshot, blocks.num_usable_blocks, blocks.block_size, limits.watermark_blocks)
-    driver.scheduler.apply_policy(policy, 1, quotas=quotas)
+    driver.scheduler.apply_policy(policy, 1, quotas=quotas, ceilings=Ceilings(snapshot.tiers, snapshot.nodes))
     driver.add_at_arrival(asked)
     cancelled = {draw.choice(asked).request_id for _ in range(draw.randint(0, 3))}
     for request_id in cancelled:
@@ -69,6 +75,7 @@ def _run(make: PolicyFactory, draw: random.Random, depth: int, *, with_quotas: b
     turns = 0
     while driver.turn() or driver.scheduler.num_unfinished or not all(t.ended for t in driver.transcripts.values()):
         turns += 1
+        driver.rest()
         if policy.fault:
             raise ConformanceError(policy.fault)
         if driver.scheduler.census.running_by_node.copy().get("a/x", 0) > 2:

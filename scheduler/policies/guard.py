@@ -56,6 +56,7 @@ class GuardedPolicy:
         self._running: dict[RequestId, Sequence] = {}
         self._set_aside: set[Sequence] = set()
         self._held: set[str] = set()
+        self._shut: set[str] = set()
         self.name = str(policy.name)
 
     # -- time and shape ------------------------------------------------------------------------------------------------
@@ -130,9 +131,17 @@ class GuardedPolicy:
         self._held.discard(path)
         self._tell("let_go", path)
 
+    def shut(self, gate: str) -> None:
+        self._shut.add(gate)
+        self._tell("shut", gate)
+
+    def reopen(self, gate: str) -> None:
+        self._shut.discard(gate)
+        self._tell("reopen", gate)
+
     def _may_be_head(self, head: Any) -> bool:
         if head is None:  # nobody, though all wait and nothing runs or was passed over: they would wait for ever
-            return not self._waiting or bool(self._running) or bool(self._set_aside) or bool(self._held)
+            return not self._waiting or bool(self._running or self._set_aside or self._held or self._shut)
         known = self._waiting.get(head.request_id) if isinstance(head, Sequence) else None
         return known is not None and known[0] is head and head not in self._set_aside
 
@@ -230,6 +239,8 @@ class GuardedPolicy:
             self._policy.adopt(sequence)
         for path in self._held:
             self._policy.hold(path)
+        for gate in self._shut:
+            self._policy.shut(gate)
 
 
 def _own(sequence: Sequence) -> tuple[Sequence, tuple[Any, ...]]:

@@ -52,6 +52,7 @@ class Node:
         "closed",
         "decoding",
         "entered",
+        "gate",
         "heap",
         "idle",
         "key",
@@ -73,6 +74,7 @@ class Node:
     def __init__(self, name: str, path: str, parent: Node | None, weight: float, uid: int, steady: SteadyCost) -> None:
         self.name = name
         self.path = path  # of the ownership tree; "" for the root and tiers
+        self.gate = path  # what may be full or shut (caps.py); "" for nothing
         self.parent = parent
         self.weight = weight
         self.uid = uid

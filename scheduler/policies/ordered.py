@@ -12,7 +12,7 @@ from math import inf
 
 from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.base import BatchView, Rank, StepPlan
-from fairlane.scheduler.policies.caps import RunningCaps, prefixes
+from fairlane.scheduler.policies.caps import RunningCaps, prefixes, tier_gate
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot
 
@@ -20,8 +20,8 @@ Entry = tuple[Rank, int, Sequence]
 
 
 class OrderedPolicy(ABC):
-    """One queue by `key`, smallest first, ties by arrival; `max_running` holds. Nobody evicts for rank unless may_preempt() is
-    overridden. Whatever it overrides, a policy must not change the sequences it is shown."""
+    """One queue by `key`, smallest first, ties by arrival; `max_running` and `ceil` hold. Nobody evicts for rank unless
+    may_preempt() is overridden. Whatever it overrides, a policy must not change the sequences it is shown."""
 
     name = "ordered"
     ranks_change = False
@@ -84,14 +84,14 @@ class OrderedPolicy(ABC):
             _, stay, sequence = self._heap[0]
             if self._stays.get(sequence.request_id) != stay:
                 heappop(self._heap)
-            elif sequence.request_id in self._skipped or self._caps.keeps_out(sequence.request.tenant):
+            elif sequence.request_id in self._skipped or self._is_kept_out(sequence):
                 self._aside.append(heappop(self._heap))
             else:
                 return sequence
         return None
 
     def peek_below(self, path: str) -> Sequence | None:
-        if any(self._caps.has_max_running(prefix) for prefix in prefixes(path)):
+        if self._caps.bars(path):
             return None
         below = [
             entry
@@ -99,6 +99,7 @@ class OrderedPolicy(ABC):
             if self._stays.get(entry[2].request_id) == entry[1]
             and entry[2].request_id not in self._skipped
             and path in prefixes(entry[2].request.tenant)
+            and not self._caps.is_shut(tier_gate(entry[2].request.tier))
             and not any(self._caps.is_full(prefix) for prefix in prefixes(entry[2].request.tenant) if len(prefix) > len(path))
         ]
         return min(below)[2] if below else None
@@ -108,6 +109,15 @@ class OrderedPolicy(ABC):
 
     def let_go(self, path: str) -> None:
         self._caps.let_go(path)
+
+    def shut(self, gate: str) -> None:
+        self._caps.shut(gate)
+
+    def reopen(self, gate: str) -> None:
+        self._caps.reopen(gate)
+
+    def _is_kept_out(self, sequence: Sequence) -> bool:
+        return self._caps.keeps_out(sequence.request.tenant) or self._caps.is_shut(tier_gate(sequence.request.tier))
 
     def pop(self, sequence: Sequence) -> None:
         del self._stays[sequence.request_id]

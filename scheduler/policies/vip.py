@@ -15,6 +15,7 @@ from math import inf
 
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, StepPlan
+from fairlane.scheduler.policies.caps import tier_gate
 from fairlane.scheduler.policies.deadlines import step_towards
 from fairlane.scheduler.tenancy import PolicySnapshot, Shaping, ShapingRule, Tier
 
@@ -58,4 +59,6 @@ class VIPPolicy(BandPolicy):
         return plan
 
     def _is_present(self, tier: Tier, view: BatchView) -> bool:
-        return bool(view.running.get(tier.name)) or any(tree.num_queued((tier.name,)) for tree in self._ranked)
+        if view.running.get(tier.name):
+            return True
+        return not self._caps.is_shut(tier_gate(tier.name)) and any(tree.num_queued((tier.name,)) for tree in self._ranked)

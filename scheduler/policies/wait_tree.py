@@ -17,7 +17,7 @@ from heapq import heappop, heappush, heapreplace
 
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
-from fairlane.scheduler.policies.caps import RunningCaps
+from fairlane.scheduler.policies.caps import RunningCaps, tier_gate
 from fairlane.scheduler.policies.line import Line
 from fairlane.scheduler.policies.node import Node, SteadyCost, standing, up
 from fairlane.scheduler.request import Payer, RequestId, Sequence
@@ -83,8 +83,13 @@ class WaitTree:
     def peek(self, names: tuple[str, ...] = ()) -> Sequence | None:
         """The next sequence; below the node with these names only, if given."""
         node = None if self._closed or not self.root.queued else self._find(names)
-        leaf = None if node is None or (names and self.root.children[names[0]].closed) else self._best_leaf(node)
+        leaf = None if node is None or (names and self._is_closed(names[0])) else self._best_leaf(node)
         return leaf.line.head() if leaf is not None and leaf.line is not None else None
+
+    def _is_closed(self, name: str) -> bool:
+        """A child of the root, which stands for a tier where the tree is by tier."""
+        node = self.root.children[name]
+        return node.closed or (self._by_tier and self._caps.is_shut(node.gate))
 
     def lines_within(self, lead: float, most: int) -> list[Line]:
         """FAIR: of leaves that are ahead, at every level, of the one whose turn it is there by at most `lead`, in cost of that
@@ -182,6 +187,13 @@ class WaitTree:
         return min(self.root.queued - 1, ahead * busy)
 
     # -- counters ------------------------------------------------------------------------------------------------------
+
+    def lift(self, names: tuple[str, ...]) -> None:
+        """The node was kept from its turns by its own `ceil`: that earns it no more of a claim than idle time does. To be called
+        while it still is."""
+        node = self._find(names)
+        if self._fair and node is not None and node.parent is not None and node.queued:
+            self._lift_node(node, node.parent)
 
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
@@ -307,7 +319,10 @@ class WaitTree:
             return child
         self._uids += 1
         if self._by_tier and parent is self.root:
-            child = Node(name, "", parent, self._tiers[name].weight if name in self._tiers else 1.0, self._uids, self.steady)
+            tier = self._tiers.get(name)
+            child = Node(name, "", parent, 1.0 if tier is None else tier.weight, self._uids, self.steady)
+            if tier is not None and tier.ceil is not None:
+                child.gate = tier_gate(name)
         else:
             path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
             child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self.steady)
@@ -324,11 +339,14 @@ class WaitTree:
     def _lift(self, leaf: Node) -> None:
         if not self._fair:
             return
-        self._moves += 1
         for node in up(leaf):
             if node.parent is not None and not node.queued:
-                best = self._best_child(node.parent)
-                node.lift(node.parent.highest_v if best is None else best.v)
+                self._lift_node(node, node.parent)
+
+    def _lift_node(self, node: Node, parent: Node) -> None:
+        self._moves += 1
+        best = self._best_child(parent)
+        node.lift(parent.highest_v if best is None else best.v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
@@ -361,9 +379,9 @@ class WaitTree:
             current = self._key(node)
             if current is None:
                 self._leave_heap(parent)
-            elif node.path and self._caps.is_full(node.path):
+            elif node.gate and self._caps.is_full(node.gate):
                 self._leave_heap(parent)
-                self._caps.park(node.path, node, self._offer)
+                self._caps.park(node.gate, node, self._offer)
             elif key == current:
                 return node
             else:
@@ -382,7 +400,7 @@ class WaitTree:
             key, uid, node = heap[place]
             if key == node.entered and parent.children.get(node.name) is node:
                 current = self._key(node)
-                if current is not None and current <= v and not (node.path and self._caps.is_full(node.path)):
+                if current is not None and current <= v and not (node.gate and self._caps.is_full(node.gate)):
                     found[uid] = node
             if len(places) < 2 * most:
                 places += (2 * place + 1, 2 * place + 2)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fairlane.scheduler.ceilings import set_meter
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies import make_policy
 from fairlane.scheduler.request import SequenceStatus
@@ -38,6 +39,7 @@ def start_shadow(
     lane = scheduler.lane
     lane.settle()
     shadow = Shadow(policy, snapshot, World(scheduler), now_s, timer)
+    shadow.state.ceilings.take_over(scheduler.ceilings, now_s)
     for sequence in sorted(scheduler.sequences(), key=lambda sequence: sequence.place):
         if sequence.status is SequenceStatus.WAITING:
             shadow.tell(shadow.state.push, sequence, sequence.queued_at_s)
@@ -51,9 +53,11 @@ def start_shadow(
     shadow.begin()
     scheduler.shadow = shadow
     scheduler.policy = Tee(scheduler.policy, shadow)
+    set_meter(scheduler)
 
 
 def stop_shadow(scheduler: Scheduler) -> None:
     """Without one it does nothing."""
     scheduler.policy = without_shadow(scheduler.policy)
     scheduler.shadow = None
+    set_meter(scheduler)

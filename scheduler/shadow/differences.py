@@ -27,7 +27,7 @@ class Kind(Enum):
     SPARES = "spares"  # it would not have taken the blocks of one of whom for one of other
     PAUSES = "pauses"  # decodes of whom that it would have paused, a step each
     RUNS = "runs"  # decodes of whom that it would not have paused, a step each
-    CUTS = "cuts"  # prompt tokens of whom above its part of a step
+    CUTS = "cuts"  # prompt tokens of whom above its part of a step, or its ceil
 
 
 NOBODY = Payer("", "")

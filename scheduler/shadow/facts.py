@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """chunks: prompt or recompute placed, in that order, with tokens; decodes: placed with one token, the lane's included;
-    paused: decodes left out for a protected chunk; running: everybody, after the step. num_tokens: of the step.
+    paused: decodes left out for a protected chunk, and whoever's ceil binds; running: everybody, after the step. num_tokens: of
+    the step.
     """
 
     chunks: list[tuple[Sequence, int]]

@@ -20,6 +20,7 @@ from fairlane.scheduler.shadow.differences import Differences, Kind
 from fairlane.scheduler.shadow.facts import StepFacts, World
 from fairlane.scheduler.shadow.state import ShadowState
 from fairlane.scheduler.shadow.twin import Twin
+from fairlane.scheduler.shaping import may_decode
 from fairlane.scheduler.victims import is_immune
 
 # The policy in force may look at what changes by charges alone so many steps late.
@@ -167,7 +168,7 @@ class Judge:
     def _is_full(self, twin: Twin) -> bool:
         if self._state.capped and self._state.caps.keeps_out(twin.request.tenant):
             return True
-        return self._world.is_over_quota(twin)
+        return self._state.ceilings.rests(twin) or self._world.is_over_quota(twin)
 
     def _is_lower(self, sequence: Sequence) -> bool:
         protected = self._state.plan.protected_priority
@@ -214,10 +215,12 @@ class Judge:
 
     def _pauses(self, facts: StepFacts) -> None:
         pauses = self._state.plan.pause_lower and self._has_protected_chunk(facts)
-        if pauses:
-            decodes = (one for one in facts.decodes if one.request_id not in self._allocated and self._may_pause(one))
-            self._add_each(Kind.PAUSES, decodes)
-        self._add_each(Kind.RUNS, (one for one in facts.paused if not (pauses and self._may_pause(one))))
+        rests = self._state.ceilings.rests
+        if pauses or self._state.ceilings.shut:
+            decodes = (one for one in facts.decodes if one.request_id not in self._allocated)
+            self._add_each(Kind.PAUSES, (one for one in decodes if rests(one) or (pauses and self._may_pause(one))))
+        paused = (one for one in facts.paused if may_decode(one))  # a ceil stops prompts, too
+        self._add_each(Kind.RUNS, (one for one in paused if not (rests(one) or (pauses and self._may_pause(one)))))
 
     def _add_each(self, kind: Kind, sequences: Iterable[Sequence]) -> None:
         for payer, count in Counter(sequence.payer for sequence in sequences).items():
@@ -237,6 +240,8 @@ class Judge:
         lower: float = inf if plan.lower_prefill_cap is None else plan.lower_prefill_cap
         for sequence, placed in facts.chunks:
             allowed = max(0, int(min(placed, tokens, lower if self._is_lower(self._state.twin(sequence)) else inf)))
+            if self._state.ceilings.rests(sequence) and sequence.request_id not in self._allocated:
+                allowed = 0
             if allowed < placed:
                 self.counts.add(Kind.CUTS, sequence.payer, count=placed - allowed)
             tokens -= allowed

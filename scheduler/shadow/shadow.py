@@ -122,6 +122,7 @@ class Shadow:
     # -- steps; each to be told ----------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
+        self.state.keep_ceilings(now_s)
         self.state.begin_step(now_s)
         self._judge.begin_step()
 
@@ -154,8 +155,11 @@ class Shadow:
         self.state.end_step()
 
     def skip_step(self, now_s: float) -> None:
-        """All decode; now and then it is asked what it would do about those who wait."""
-        if (self.state.num_steps + 1) % LAST_STEPS or not self.state.num_waiting:
+        """All decode; it is asked now and then what it would do about those who wait, and always while it would let some
+        pause."""
+        self.state.keep_ceilings(now_s)
+        is_asked = not (self.state.num_steps + 1) % LAST_STEPS and self.state.num_waiting
+        if not is_asked and not self.state.ceilings.shut:
             self.state.skip_step(now_s)
             return
         view, facts = self._world.steady()

@@ -3,6 +3,7 @@ the policy raises; shadow.py sees to it that nobody else is hurt."""
 
 from __future__ import annotations
 
+from fairlane.scheduler.ceilings import Ceilings, StepParts
 from fairlane.scheduler.cost import Ledger, Rate
 from fairlane.scheduler.policies.bands import BandPolicy
 from fairlane.scheduler.policies.base import BatchView, Policy, StepPlan
@@ -16,13 +17,15 @@ class ShadowState:
     """Within a step charges reach the policy at once, and so do admissions as long as it agrees. From whom it would have let in
     instead on, those whom the policy in force lets in stay in its queue until the step's end: it might choose them next.
 
-    admitted: by the policy in force, in this step. caps: who runs, by the shadow's max_running.
+    admitted: by the policy in force, in this step. caps: who runs, by the shadow's max_running. ceilings: the shadow's, for which
+    only those steps count that it would have let its tiers and nodes have.
     """
 
     def __init__(self, policy: Policy, snapshot: PolicySnapshot) -> None:
         self.policy = policy
         self.caps = RunningCaps({node.path: node for node in snapshot.nodes})
         self.capped = any(n.max_running is not None or n.member_max_running is not None for n in snapshot.nodes)
+        self.ceilings = Ceilings(snapshot.tiers, snapshot.nodes)
         self.plan = StepPlan(0)
         self.admitted: list[Twin] = []
         self.num_steps = 0
@@ -41,6 +44,19 @@ class ShadowState:
         return self.policy.num_waiting()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def keep_ceilings(self, now_s: float) -> None:
+        """Before each step."""
+        if self.ceilings.buckets:
+            begun, ended = self.ceilings.advance(now_s)
+            for gate in begun:
+                self.policy.shut(gate)
+            for gate in ended:
+                self.policy.reopen(gate)
+
+    def take_time(self, parts: StepParts, elapsed_s: float, now_s: float) -> None:
+        """A step returned."""
+        self.ceilings.take(parts, elapsed_s, now_s, unless=parts.shut)
 
     def begin_step(self, now_s: float) -> None:
         self.in_step = True

@@ -32,6 +32,8 @@ class Tee:
         self.peek_below: Callable[..., Sequence | None] = active.peek_below
         self.hold: Callable[..., None] = active.hold
         self.let_go: Callable[..., None] = active.let_go
+        self.shut: Callable[..., None] = active.shut
+        self.reopen: Callable[..., None] = active.reopen
         self.on_admit: Callable[..., None] = active.on_admit
         self.num_waiting: Callable[..., int] = active.num_waiting
         self.position: Callable[..., int] = active.position

@@ -56,6 +56,7 @@ class _Column:
         self.steps = 0
         self.context = sum(member.length for member in members)
         self.tokens = [TOKEN] * len(members)
+        self.seconds = 0.0  # of each member's part of the steps' time
         self.ends = [(member.left, index) for index, member in enumerate(members) if member.planned.stops and member.left > 0]
         heapify(self.ends)
 
@@ -80,6 +81,8 @@ class _Column:
             # After the last token there may be one more step, launched before the scheduler knew.
             member.counts.output += min(steps, member.left) if member.left > 0 else 0
             member.left -= steps
+            member.counts.seconds += self.seconds
+        self.seconds = 0.0
         self.ends = [(left - steps, index) for left, index in self.ends]
 
 
@@ -134,6 +137,7 @@ class TimedExecutor:
                 chunks.append((entry.start, entry.num_tokens))
         copies = len(output.swap_out) + len(output.swap_in)
         elapsed_s = self._model.seconds(work_of(num_decodes, context, chunks, copies))
+        self._split(elapsed_s, output.scheduled, num_decodes, sum(length for _, length in chunks))
         decoded = column.step() if column.members else []
         starts_s = max(self._clock.now(), self._device_free_s)
         self._device_free_s = starts_s + elapsed_s
@@ -158,6 +162,15 @@ class TimedExecutor:
     def settle(self) -> None:
         """Brings the meter up to date."""
         self._column.settle()
+
+    def _split(self, elapsed_s: float, entries: list[ScheduledSequence], num_decodes: int, chunk_tokens: int) -> None:
+        """Between those that the step is for."""
+        if not num_decodes and not chunk_tokens:
+            return  # it only copies
+        unit_s = elapsed_s / (2 * num_decodes + chunk_tokens)
+        self._column.seconds += 2 * unit_s
+        for entry in entries:
+            self._slots[entry.slot].counts.seconds += unit_s * (2 if entry.num_tokens == 1 else entry.num_tokens)
 
     def _admit(self, new: NewSequence) -> None:
         planned = self._planned[new.sampling["seed"]]

@@ -29,6 +29,7 @@ class Metric(Enum):
     QUEUE_P99_MS = "queue_p99_ms"
     TOKENS_PER_S = "tokens_per_s"
     SHARE = "share"
+    WORKER_TIME = "worker_time"
     ENTITLED_SHARE = "entitled_share"  # of nodes
     PREEMPTIONS = "preemptions"
     RECOMPUTED_TOKENS = "recomputed_tokens"
@@ -148,6 +149,7 @@ def _figures(result: SimResult, outcomes: Sequence[Outcome], level: str | None, 
     counts = [found for account, found in result.counts.items() if level is None or getattr(account, level) == name]
     figures[Metric.TOKENS_PER_S] = sum(found.output for found in counts) / result.duration_s
     figures[Metric.SHARE] = sum(found.service for found in counts) / total if total else 0.0
+    figures[Metric.WORKER_TIME] = sum(found.seconds for found in counts) / (result.duration_s * result.num_workers)
     figures[Metric.PREEMPTIONS] = sum(outcome.preemptions for outcome in outcomes)
     figures[Metric.RECOMPUTED_TOKENS] = sum(found.recomputed for found in counts)
     return figures

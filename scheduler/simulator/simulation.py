@@ -31,8 +31,8 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At time_s: service so far by account, those waiting and running, and used KV blocks, over all workers, in all and by cache
-    domain."""
+    """At time_s: service and worker time so far by account, those waiting and running, and used KV blocks, over all workers, in
+    all and by cache domain."""
 
     time_s: float
     service: dict[Account, int]
@@ -40,6 +40,7 @@ class Sample:
     running: int
     blocks_used: int
     blocks_by_domain: Mapping[str, int]
+    seconds: Mapping[Account, float]
 
 
 @dataclass(slots=True)
@@ -218,7 +219,8 @@ class Simulation:
         blocks = Counter[str]()
         for worker in self.workers:
             blocks.update(worker.blocks.domains())
-        self.samples.append(Sample(time_s, self.meter.service(), waiting, running, blocks.total(), blocks))
+        service, seconds = self.meter.service(), self.meter.seconds()
+        self.samples.append(Sample(time_s, service, waiting, running, blocks.total(), blocks, seconds))
 
     def _result(self, end_s: float) -> SimResult:
         if self._sample_s > 0:

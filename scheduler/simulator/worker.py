@@ -72,7 +72,9 @@ class SimWorker:
         next_s = self._inbox[0][0] if self._inbox else None
         if not self.scheduler.num_unfinished:
             return next_s
-        recheck_s = now_s + RECHECK_S if next_s is None else min(next_s, now_s + RECHECK_S)
+        wakes_s = self.engine.wakes_at_s()  # when a ceil lets go
+        recheck_s = now_s + RECHECK_S if wakes_s is None else wakes_s
+        recheck_s = recheck_s if next_s is None else min(next_s, recheck_s)
         self.stalled_s += recheck_s - now_s
         return recheck_s
 

@@ -42,3 +42,31 @@ def test_a_request_held_up_by_a_cap_is_told_so(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ("cap: acme/shop runs 1, its max_running is 1" in shown.stdout, shown.stderr) == (True, "")
     assert rest[-1] == "finished"
+
+
+CEIL = """version: 1
+tiers: {batch: {priority: 1}}
+organisations: {acme: {ceil: 3%, tenants: {shop: {tiers: [batch]}}}}
+"""
+
+
+def test_a_tenant_gets_its_ceil_of_an_idle_worker_and_is_told_so(tmp_path: Path) -> None:
+    """A step takes milliseconds, so the ceil binds for seconds. Every token comes all the same, with its stalls told."""
+    (tmp_path / "tenants.yaml").write_text(CEIL)
+    with serving(tmp_path, "--policy", str(tmp_path / "tenants.yaml")) as server, server.inference() as stub:
+        key = server.key("acme/shop")
+        asked = of_length("request-1", 4)
+        asked.response.lifecycle_events = True
+        paused = stub.Generate(asked, metadata=key)
+        told = [next(paused).WhichOneof("event") for _ in range(2)]
+        waiting = stub.Generate(of_length("request-2", 1), metadata=key)
+        told.append(next(waiting).WhichOneof("event"))
+        found = stub.Explain(pb.ExplainRequest(request_id="request-2"), metadata=key, timeout=10)
+        events = list(paused)
+        waiting.cancel()
+    (ceil,) = found.ceilings
+    assert told == ["queued", "started", "queued"]
+    assert (list(found.reasons), ceil.node, ceil.share) == ([explain_pb2.Explanation.REASON_CEIL], "acme", 0.03)
+    reasons = {event.preempted.reason for event in events if event.WhichOneof("event") == "preempted"}
+    usage = events[-1].finished.usage
+    assert (reasons, usage.completion_tokens) == ({pb.PREEMPTION_REASON_CEIL}, 4)

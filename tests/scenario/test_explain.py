@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine_world import BATCH, GOLD, request, snapshot, world
+from fairlane.scheduler.ceilings import Binding
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.engine import Explain
 from fairlane.scheduler.explain import MAX_LOOKED_AT, BindingCap, Explanation, Party, Reason, State
@@ -205,3 +206,43 @@ def test_asking_changes_neither_tokens_nor_order() -> None:
         return [(number, t.first_token_s, t.token_ids) for number, t in driver.transcripts.items()]
 
     assert run(asking=True) == run(asking=False)
+
+
+def test_a_ceil_that_binds_is_named_with_when_it_lets_go() -> None:
+    driver = world(
+        policy=TiersPolicy.FCFS, tiers=(Tier("gold", 100), Tier("batch", 10, ceil=0.5)), nodes=(NodeShare("a", ceil=0.1),)
+    )
+    driver.add(request(1, "batch", tenant="a/x", **FILL))
+    while not driver.scheduler.ceilings.shut:
+        driver.turn()
+    for one in (request(2, "gold", tenant="a/y"), request(3, "gold", tenant="b/x"), request(4, "gold", tenant="a/z")):
+        driver.add(one)
+    answers: list[Explanation | None] = []
+    driver._commands += [Explain(RequestId(number), answers.append) for number in (1, 2, 3, 4)]
+    lets_go_s = driver.scheduler.ceilings.buckets["a"].clear_s
+    now_s = driver.clock.now()
+    driver.turn()
+    paused, waiting, other, last = answers
+    assert paused is not None and waiting is not None and other is not None and last is not None
+    binding = (Binding("a", 0.1, lets_go_s - now_s),)
+    assert (paused.state, paused.reasons, paused.ceilings) == (State.PAUSED, (), binding)
+    assert (waiting.state, waiting.reasons, waiting.ceilings) == (State.WAITING, (Reason.CEIL,), binding)
+    assert (other.reasons, other.ceilings) == ((Reason.STEP,), ())  # a/y came before it and does not go before it
+    assert (last.reasons, [party.payer.tenant for party in last.ahead]) == ((Reason.CEIL, Reason.RANK), ["b/x"])
+
+
+def test_nothing_is_expected_to_start_before_its_ceil_lets_go() -> None:
+    """Requests of a/x started every few steps; then its ceil is lowered to a hundredth."""
+    driver = world(policy=TiersPolicy.FCFS, max_resident=1, nodes=(NodeShare("a/x", ceil=0.9),))
+    for number in range(1, 30):
+        driver.add(request(number, "batch", tenant="a/x", prompt=10, max_tokens=3))
+    while driver.scheduler.step_id < 60:
+        driver.turn()
+        driver.rest()
+    driver.apply(replace(snapshot(TiersPolicy.FCFS), nodes=(NodeShare("a/x", ceil=0.01),), generation=2))
+    driver.turn()
+    while not driver.scheduler.ceilings.shut:
+        driver.turn()
+    found = explained(driver, 29)
+    (binding,) = found.ceilings
+    assert found.estimated_start_s is not None and found.estimated_start_s >= binding.for_s > 0

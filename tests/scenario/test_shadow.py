@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine_world import BATCH, GOLD, STANDARD, TIERS, request, world
 from fairlane.scheduler.driver import EngineDriver, Transcript
 from fairlane.scheduler.engine import Abort, ShadowPolicy
+from fairlane.scheduler.fake_executor import StepTime
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.policies.vip import VIPPolicy
 from fairlane.scheduler.request import Payer, Request, RequestId, Sequence
@@ -73,10 +74,12 @@ def policies(draw: st.DrawFn) -> PolicySnapshot:
             min_share=draw(st.sampled_from([0.0, 0.2])),
             ttft_target_s=draw(st.sampled_from([None, 0.1])),
             tpot_target_s=draw(st.sampled_from([None, 0.02])),
+            ceil=draw(st.sampled_from([None, None, 0.05, 0.3])),
         )
         for tier in (GOLD, STANDARD, BATCH)
     )
-    nodes = (NodeShare("a/x", weight=2.0, max_running=draw(st.sampled_from([None, 1, 2]))),)
+    ceil = draw(st.sampled_from([None, None, 0.02, 0.2]))
+    nodes = (NodeShare("a/x", weight=2.0, max_running=draw(st.sampled_from([None, 1, 2])), ceil=ceil),)
     return PolicySnapshot(
         7,
         "5" * 64,
@@ -584,3 +587,26 @@ def test_counts_stay_bounded_and_members_count_for_their_tenant() -> None:
         Difference(Kind.SOONER, Payer("gold", "saas/paid"), NOBODY, 3 * MAX_PAIRS),
         Difference(Kind.LATER, Payer("gold", ""), NOBODY, 3 * MAX_PAIRS - (MAX_PAIRS - 1)),
     ]
+
+
+def test_steps_that_a_ceil_of_the_shadow_would_have_taken_from_its_streams_are_counted() -> None:
+    """Four streams have the worker to themselves, in steps of 50 ms; the shadow lets them have a fifth of it and a burst."""
+    step = StepTime(fixed_s=0.05, sequence_s=0.0, token_s=0.0, context_s=0.0)
+    shadow = replace(SHADOW, nodes=(NodeShare("a", ceil=0.2),))
+    driver = shadowed(shadow, nodes=(), step_time=step, num_blocks=400)
+    for number in range(1, 5):
+        driver.add(request(number, tenant="a/x", prompt=8, max_tokens=300))
+    for _ in range(201):
+        driver.turn()
+    assert named(driver) == {("pauses", "a/x", ""): pytest.approx(4 * 0.8 * 200, rel=0.05)}
+
+
+def test_steps_that_only_a_ceil_in_force_takes_from_its_streams_are_counted() -> None:
+    step = StepTime(fixed_s=0.05, sequence_s=0.0, token_s=0.0, context_s=0.0)
+    driver = shadowed(SHADOW, nodes=(NodeShare("a", ceil=0.2),), step_time=step, num_blocks=400)
+    driver.add(request(1, tenant="a/x", prompt=8, max_tokens=300))
+    driver.add(request(2, tenant="b/x", prompt=8, max_tokens=300))
+    for _ in range(200):
+        driver.turn()
+    left_out = 200 - len(driver.transcripts[1].token_ids)
+    assert (named(driver), left_out > 100) == ({("runs", "a/x", ""): pytest.approx(left_out, abs=2)}, True)

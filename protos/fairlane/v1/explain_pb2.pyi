@@ -29,6 +29,18 @@ class BindingCap(_message.Message):
     running: int
     def __init__(self, node: _Optional[str] = ..., limit: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
+class BindingCeil(_message.Message):
+    __slots__ = ("node", "tier", "share", "opens_in_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    OPENS_IN_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    tier: str
+    share: float
+    opens_in_s: float
+    def __init__(self, node: _Optional[str] = ..., tier: _Optional[str] = ..., share: _Optional[float] = ..., opens_in_s: _Optional[float] = ...) -> None: ...
+
 class KVAccount(_message.Message):
     __slots__ = ("node", "used", "guarantee", "limit", "is_full")
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -58,7 +70,7 @@ class EvictionRecord(_message.Message):
     def __init__(self, ago_s: _Optional[float] = ..., kind: _Optional[str] = ..., reason: _Optional[str] = ..., by_tier: _Optional[str] = ..., by_node: _Optional[str] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("state", "tier", "waited_s", "reasons", "rank", "ahead", "holders", "caps", "blocks_needed", "blocks_free", "blocks_missing", "is_owed", "estimated_start_s", "preemptions", "evictions", "computed_tokens", "tokens", "is_partial", "kv_accounts")
+    __slots__ = ("state", "tier", "waited_s", "reasons", "rank", "ahead", "holders", "caps", "blocks_needed", "blocks_free", "blocks_missing", "is_owed", "estimated_start_s", "preemptions", "evictions", "computed_tokens", "tokens", "is_partial", "kv_accounts", "ceilings")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Explanation.State]
@@ -81,6 +93,7 @@ class Explanation(_message.Message):
         REASON_STEP: _ClassVar[Explanation.Reason]
         REASON_KV_LIMIT: _ClassVar[Explanation.Reason]
         REASON_LOCALITY: _ClassVar[Explanation.Reason]
+        REASON_CEIL: _ClassVar[Explanation.Reason]
     REASON_UNSPECIFIED: Explanation.Reason
     REASON_CAP: Explanation.Reason
     REASON_RANK: Explanation.Reason
@@ -89,6 +102,7 @@ class Explanation(_message.Message):
     REASON_STEP: Explanation.Reason
     REASON_KV_LIMIT: Explanation.Reason
     REASON_LOCALITY: Explanation.Reason
+    REASON_CEIL: Explanation.Reason
     STATE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +122,7 @@ class Explanation(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    CEILINGS_FIELD_NUMBER: _ClassVar[int]
     state: Explanation.State
     tier: str
     waited_s: float
@@ -127,4 +142,5 @@ class Explanation(_message.Message):
     tokens: int
     is_partial: bool
     kv_accounts: _containers.RepeatedCompositeFieldContainer[KVAccount]
-    def __init__(self, state: _Optional[_Union[Explanation.State, str]] = ..., tier: _Optional[str] = ..., waited_s: _Optional[float] = ..., reasons: _Optional[_Iterable[_Union[Explanation.Reason, str]]] = ..., rank: _Optional[int] = ..., ahead: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[BindingCap, _Mapping]]] = ..., blocks_needed: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_missing: _Optional[int] = ..., is_owed: bool = ..., estimated_start_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., evictions: _Optional[_Iterable[_Union[EvictionRecord, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., is_partial: bool = ..., kv_accounts: _Optional[_Iterable[_Union[KVAccount, _Mapping]]] = ...) -> None: ...
+    ceilings: _containers.RepeatedCompositeFieldContainer[BindingCeil]
+    def __init__(self, state: _Optional[_Union[Explanation.State, str]] = ..., tier: _Optional[str] = ..., waited_s: _Optional[float] = ..., reasons: _Optional[_Iterable[_Union[Explanation.Reason, str]]] = ..., rank: _Optional[int] = ..., ahead: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Party, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[BindingCap, _Mapping]]] = ..., blocks_needed: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_missing: _Optional[int] = ..., is_owed: bool = ..., estimated_start_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., evictions: _Optional[_Iterable[_Union[EvictionRecord, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., is_partial: bool = ..., kv_accounts: _Optional[_Iterable[_Union[KVAccount, _Mapping]]] = ..., ceilings: _Optional[_Iterable[_Union[BindingCeil, _Mapping]]] = ...) -> None: ...

@@ -22,6 +22,7 @@ class PreemptionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREEMPTION_REASON_KV_CAPACITY: _ClassVar[PreemptionReason]
     PREEMPTION_REASON_KV_GUARANTEE: _ClassVar[PreemptionReason]
     PREEMPTION_REASON_KV_LIMIT: _ClassVar[PreemptionReason]
+    PREEMPTION_REASON_CEIL: _ClassVar[PreemptionReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ PREEMPTION_REASON_HIGHER_RANK: PreemptionReason
 PREEMPTION_REASON_KV_CAPACITY: PreemptionReason
 PREEMPTION_REASON_KV_GUARANTEE: PreemptionReason
 PREEMPTION_REASON_KV_LIMIT: PreemptionReason
+PREEMPTION_REASON_CEIL: PreemptionReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -105,7 +105,7 @@ class PolicySnapshot(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., tiers_policy: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierSpec, _Mapping]]] = ..., within_tier: _Optional[str] = ..., preempt_gap_ms: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeSpec, _Mapping]]] = ..., cost: _Optional[str] = ..., within_tenant: _Optional[str] = ..., plugin: _Optional[str] = ..., predict_output: bool = ..., groups: _Optional[_Iterable[_Union[GroupSpec, _Mapping]]] = ..., locality_window_ms: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running", "kv_guarantee", "kv_limit", "member_kv_limit", "shared_domain")
+    __slots__ = ("path", "weight", "min_share", "max_running", "member_weight", "member_max_running", "kv_guarantee", "kv_limit", "member_kv_limit", "shared_domain", "ceil")
     PATH_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_SHARE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class NodeSpec(_message.Message):
     KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
     MEMBER_KV_LIMIT_FIELD_NUMBER: _ClassVar[int]
     SHARED_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    CEIL_FIELD_NUMBER: _ClassVar[int]
     path: str
     weight: float
     min_share: float
@@ -126,7 +127,8 @@ class NodeSpec(_message.Message):
     kv_limit: KVAmount
     member_kv_limit: KVAmount
     shared_domain: str
-    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., member_kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., shared_domain: _Optional[str] = ...) -> None: ...
+    ceil: float
+    def __init__(self, path: _Optional[str] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., max_running: _Optional[int] = ..., member_weight: _Optional[float] = ..., member_max_running: _Optional[int] = ..., kv_guarantee: _Optional[_Union[KVAmount, _Mapping]] = ..., kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., member_kv_limit: _Optional[_Union[KVAmount, _Mapping]] = ..., shared_domain: _Optional[str] = ..., ceil: _Optional[float] = ...) -> None: ...
 
 class GroupSpec(_message.Message):
     __slots__ = ("name", "kv_guarantee", "kv_limit")
@@ -147,7 +149,7 @@ class KVAmount(_message.Message):
     def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TierSpec(_message.Message):
-    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule")
+    __slots__ = ("name", "priority", "weight", "min_share", "patience_s", "shaping", "ttft_target_s", "tpot_target_s", "shaping_rule", "ceil")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +159,7 @@ class TierSpec(_message.Message):
     TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     SHAPING_RULE_FIELD_NUMBER: _ClassVar[int]
+    CEIL_FIELD_NUMBER: _ClassVar[int]
     name: str
     priority: int
     weight: float
@@ -166,7 +169,8 @@ class TierSpec(_message.Message):
     ttft_target_s: float
     tpot_target_s: float
     shaping_rule: ShapingSpec
-    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ..., shaping_rule: _Optional[_Union[ShapingSpec, _Mapping]] = ...) -> None: ...
+    ceil: float
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., min_share: _Optional[float] = ..., patience_s: _Optional[float] = ..., shaping: _Optional[str] = ..., ttft_target_s: _Optional[float] = ..., tpot_target_s: _Optional[float] = ..., shaping_rule: _Optional[_Union[ShapingSpec, _Mapping]] = ..., ceil: _Optional[float] = ...) -> None: ...
 
 class ShapingSpec(_message.Message):
     __slots__ = ("prefill_share", "pause_decodes", "max_step_s")
@@ -290,7 +294,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason", "shadow")
+    __slots__ = ("nonce", "step_id", "running", "waiting", "blocks_used", "blocks_cached", "block_utilization_ratio", "fragmentation_rate", "preemptions", "policy_generation", "step_running_s", "running_by_tier", "waiting_by_tier", "blocks_by_domain", "running_by_node", "waiting_by_node", "recomputed_tokens", "swaps_out", "swaps_in", "host_blocks_used", "policy_fault", "kv_accounts", "evictions_by_reason", "shadow", "ceilings")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +319,7 @@ class Pong(_message.Message):
     KV_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     SHADOW_FIELD_NUMBER: _ClassVar[int]
+    CEILINGS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step_id: int
     running: int
@@ -339,7 +344,22 @@ class Pong(_message.Message):
     kv_accounts: _containers.RepeatedCompositeFieldContainer[_explain_pb2.KVAccount]
     evictions_by_reason: _containers.RepeatedCompositeFieldContainer[CountSpec]
     shadow: _shadow_pb2.ShadowReport
-    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., shadow: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ...) -> None: ...
+    ceilings: _containers.RepeatedCompositeFieldContainer[CeilSpec]
+    def __init__(self, nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., block_utilization_ratio: _Optional[float] = ..., fragmentation_rate: _Optional[float] = ..., preemptions: _Optional[int] = ..., policy_generation: _Optional[int] = ..., step_running_s: _Optional[float] = ..., running_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_tier: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., blocks_by_domain: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., running_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., waiting_by_node: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., recomputed_tokens: _Optional[int] = ..., swaps_out: _Optional[int] = ..., swaps_in: _Optional[int] = ..., host_blocks_used: _Optional[int] = ..., policy_fault: _Optional[str] = ..., kv_accounts: _Optional[_Iterable[_Union[_explain_pb2.KVAccount, _Mapping]]] = ..., evictions_by_reason: _Optional[_Iterable[_Union[CountSpec, _Mapping]]] = ..., shadow: _Optional[_Union[_shadow_pb2.ShadowReport, _Mapping]] = ..., ceilings: _Optional[_Iterable[_Union[CeilSpec, _Mapping]]] = ...) -> None: ...
+
+class CeilSpec(_message.Message):
+    __slots__ = ("node", "tier", "share", "used_s", "binds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    USED_S_FIELD_NUMBER: _ClassVar[int]
+    BINDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    tier: str
+    share: float
+    used_s: float
+    binds: bool
+    def __init__(self, node: _Optional[str] = ..., tier: _Optional[str] = ..., share: _Optional[float] = ..., used_s: _Optional[float] = ..., binds: bool = ...) -> None: ...
 
 class CountSpec(_message.Message):
     __slots__ = ("name", "count")

@@ -8,14 +8,14 @@ from typing import Any
 import typer
 
 _ARRIVED, _WAITING, _RUNNING, _PAUSED = 1, 2, 3, 4  # Explanation.State
-_CAP, _RANK, _SLOTS, _BLOCKS, _STEP, _KV_LIMIT, _LOCALITY = 1, 2, 3, 4, 5, 6, 7  # Explanation.Reason
+_CAP, _RANK, _SLOTS, _BLOCKS, _STEP, _KV_LIMIT, _LOCALITY = 1, 2, 3, 4, 5, 6, 7  # Explanation.Reason; 8 is a ceil's
 _SHOWN_EVICTIONS = 5
 
 
 def show(name: str, answer: Any) -> None:
     """Prints what is known, the state first."""
     typer.echo(f"{name}: {_state(answer)}")
-    for line in (*_reasons(answer), *_more(answer)):
+    for line in (*_reasons(answer), *_ceilings(answer), *_more(answer)):
         typer.echo(f"  {line}")
 
 
@@ -48,6 +48,13 @@ def _reasons(answer: Any) -> Iterator[str]:
             yield "locality: others took its turn, whose prompts are cached"
         elif reason == _STEP:
             yield "nothing holds it up: one of the next steps takes it in"
+
+
+def _ceilings(answer: Any) -> Iterator[str]:
+    """Of a stream that pauses, too, which has no reasons."""
+    for one in answer.ceilings:
+        whose = one.node or f"tier {one.tier}"
+        yield f"ceil: {whose} has had its {one.share * 100:.4g}% of the worker's time, goes on in {one.opens_in_s:.1f} s"
 
 
 def _more(answer: Any) -> Iterator[str]:

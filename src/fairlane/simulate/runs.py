@@ -45,11 +45,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's answer."""
+    """One policy's answer. has_ceilings: some tier or node of it has a `ceil`."""
 
     name: str
     result: SimResult
     report: Report
+    has_ceilings: bool
 
 
 def prepare(candidates: Sequence[Candidate], workload: Workload) -> list[Placed]:
@@ -59,6 +60,9 @@ def prepare(candidates: Sequence[Candidate], workload: Workload) -> list[Placed]
 
 def simulate(candidate: Candidate, placed: Placed, asked: Asked, progress: Callable[[float], None]) -> Run:
     """progress is told the simulated time."""
-    simulation = Simulation(placed.workload, candidate.snapshot(), asked.shape, num_workers=asked.num_workers)
+    snapshot = candidate.snapshot()
+    simulation = Simulation(placed.workload, snapshot, asked.shape, num_workers=asked.num_workers)
     result = simulation.run(progress=progress)
-    return Run(candidate.name, result, report(result, candidate.weights(placed.workload.nodes)))
+    ceilings = [*(tier.ceil for tier in snapshot.tiers), *(node.ceil for node in snapshot.nodes)]
+    has_ceilings = any(ceil is not None for ceil in ceilings)
+    return Run(candidate.name, result, report(result, candidate.weights(placed.workload.nodes)), has_ceilings)

@@ -24,6 +24,7 @@ _COLUMNS = (
     (Metric.QUEUE_P99_MS, "queue p99 ms", 0, False),
     (Metric.TOKENS_PER_S, "tokens/s", 0, False),
     (Metric.SHARE, "share", 1, True),
+    (Metric.WORKER_TIME, "of worker", 1, True),
     (Metric.ENTITLED_SHARE, "entitled", 1, True),
     (Metric.PREEMPTIONS, "evicted", 0, False),
     (Metric.RECOMPUTED_TOKENS, "recomputed", 0, False),
@@ -46,12 +47,13 @@ def tables(console: Console, runs: Sequence[Run]) -> None:
     comes first here: a change is what the policy changes."""
     runs = runs[::-1]
     console.print(_overall(runs))
-    console.print(_by_name("by tier", [(run.name, run.report.tiers) for run in runs]))
+    hidden = frozenset() if any(run.has_ceilings for run in runs) else frozenset({Metric.WORKER_TIME})
+    console.print(_by_name("by tier", [(run.name, run.report.tiers) for run in runs], hidden))
     nodes = [(run.name, run.report.nodes) for run in runs]
     names = _largest(runs)
     shown = [(name, {node: figures[node] for node in names if node in figures}) for name, figures in nodes]
     total = len({node for _, figures in nodes for node in figures})
-    console.print(_by_name("by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown))
+    console.print(_by_name("by node" if total <= MAX_NODES else f"by node: the largest {MAX_NODES} of {total}", shown, hidden))
 
 
 def _largest(runs: Sequence[Run]) -> list[str]:
@@ -78,9 +80,10 @@ def _overall(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _by_name(title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]]) -> Table:
+def _by_name(title: str, runs: Sequence[tuple[str, Mapping[str, Figures]]], hidden: frozenset[Metric]) -> Table:
     names = list(dict.fromkeys(name for _, figures in runs for name in figures))
-    columns = [column for column in _COLUMNS if any(column[0] in f for _, figures in runs for f in figures.values())]
+    known = {metric for _, figures in runs for f in figures.values() for metric in f} - hidden
+    columns = [column for column in _COLUMNS if column[0] in known]
     table = Table(title=title, title_justify="left")
     table.add_column("")
     if len(runs) > 1:

@@ -166,3 +166,15 @@ async def test_the_command_names_the_limit_that_is_in_the_way(capsys: Any) -> No
         "  kv_limit: acme/shop has 4 KV blocks, its kv_limit is 9; it needs 6, 1 are missing",
         "  KV cache of acme/shop: 4 blocks, 3 are guaranteed",
     ]
+
+
+async def test_the_command_names_the_ceil_that_binds_of_a_stream_that_pauses_too(capsys: Any) -> None:
+    ceilings = [
+        epb.BindingCeil(tier="batch", share=0.6, opens_in_s=0.25),
+        epb.BindingCeil(node="acme", share=0.125, opens_in_s=3),
+    ]
+    show("acme/shop request-1", epb.Explanation(state=E.STATE_PAUSED, tier="batch", ceilings=ceilings))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  ceil: tier batch has had its 60% of the worker's time, goes on in 0.2 s",
+        "  ceil: acme has had its 12.5% of the worker's time, goes on in 3.0 s",
+    ]

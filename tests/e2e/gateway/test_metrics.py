@@ -124,6 +124,7 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
             epb.KVAccount(node="acme/shop/alice", used=1, limit=5),
             epb.KVAccount(node="group:g", used=2, limit=8),
         ],
+        ceilings=[wpb.CeilSpec(tier="batch", share=0.6, used_s=12.5, binds=True)],
     )
     await service.gateway.worker.fresh_pong()
     seen = await scrape(service)
@@ -140,8 +141,41 @@ async def test_the_workers_heartbeat_is_told_and_forgotten_with_the_worker(servi
         *(seen.get("kv_quota_blocks", node="acme/shop", kind=kind) for kind in ("used", "guarantee", "limit")),
         *(seen.get("kv_quota_blocks", node="group:g", kind=kind) for kind in ("used", "guarantee", "limit")),
         seen.get("kv_quota_blocks", node="acme/shop/alice", kind="used"),
+        *(seen.get(f"ceil_{name}", tier="batch", node="") for name in ("seconds_total", "ratio", "binds")),
     ]  # fmt: skip
-    assert figures == [1, 1, 9, 3, 0.25, 0.125, 6, 2, 16, 2, 5, 4, 2, 1, 0, 5, 4, 7, 3, 1, 2, 4, 3, None, 2, 0, 8, None]
+    assert figures == [
+        1,
+        1,
+        9,
+        3,
+        0.25,
+        0.125,
+        6,
+        2,
+        16,
+        2,
+        5,
+        4,
+        2,
+        1,
+        0,
+        5,
+        4,
+        7,
+        3,
+        1,
+        2,
+        4,
+        3,
+        None,
+        2,
+        0,
+        8,
+        None,
+        12.5,
+        0.6,
+        1,
+    ]
     await service.worker.kill()
     await until(lambda: not service.gateway.worker.ready)
     lost = await scrape(service)

@@ -48,6 +48,14 @@ T = "organisations.o.tenants"
             f"{T}.a.min: 30% is above its organisation's ceil, 20% at 7:5",
         ),
         (
+            policy_text(organisation="ceil: 40%", a="min: 30%", b="min: 20%"),  # 30 + 20 > 40, either by itself is not
+            f"{T}: its tenants' min sum to 50%: at most 40%, its ceil at 7:5, is allowed (o/a 30% at 9:23, o/b 20% at 10:23)",
+        ),
+        (
+            policy_text(tiers="t: {priority: 1, ceil: 20%}", a="min: 30%"),
+            f"{T}.a.min: 30% is above what its tiers' ceil allow together (t 20% at 4:20)",
+        ),
+        (
             policy_text("{tiers: fair, preempt_gap_ms: 50, locality_window_ms: 50}", a=""),
             "scheduler.locality_window_ms: 50 is not below preempt_gap_ms, 50 at 2:26: whom it lets in could be evicted at once",
         ),
@@ -189,6 +197,7 @@ def test_what_can_have_no_effect_is_one_warning(text: str, line: str) -> None:
         policy_text(organisation="kv_guarantee: 40%", a="kv_guarantee: 30%", b="kv_guarantee: 10%"),  # exactly all of it
         policy_text(organisation="kv_guarantee: 40%", a="kv_guarantee: 3k"),  # cannot be compared without the pool's size
         policy_text(tiers="t: {priority: 1, min: 20%, ceil: 20%}", a="min: 10%, ceil: 10%"),
+        policy_text(organisation="ceil: 50%", a="min: 30%", b="min: 20%"),
         policy_text(a="tokens_per_minute: 1k", tiers="t: {priority: 1, max_output_tokens: 1000}"),  # fits exactly
         policy_text(a="tokens_per_minute: 1k, max_output_tokens: 1k", tiers="t: {priority: 1, max_output_tokens: 9k}"),
         policy_text(organisation="tiers: [t]", a="").replace("tiers: [t], }", "}"),

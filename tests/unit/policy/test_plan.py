@@ -183,6 +183,8 @@ def test_demo_keys_are_no_part_of_a_plan() -> None:
         (("max_in_flight: 8", "max_in_flight: 1"), "saas/paid/*", "refused (MAX_IN_FLIGHT) until fewer than 1"),
         (("max_members: 50", "max_members: 5"), "saas/paid/*", "above 5, new ones are refused (MAX_MEMBERS)"),
         (("max_wait: 10s", "max_wait: 10s, max_queue: 9"), "tier gold", "refused (QUEUE_FULL) until fewer than 9 are waiting"),
+        (("patience: 10m", "patience: 10m, ceil: 60%"), "tier batch", "above 60% of the worker's time streams pause"),
+        (("weight: 3\n    max", "weight: 3\n    ceil: 7.5%\n    max"), "acme", "above 7.5% of the worker's time streams pause"),
     ],
 )  # fmt: skip
 def test_a_lower_cap_ends_nothing_and_says_what_happens_instead(edit: tuple[str, str], subject: str, says: str) -> None:

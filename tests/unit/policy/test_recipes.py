@@ -26,7 +26,7 @@ def wrong(text: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("title", ["Protect paying customers", "Batch at night"])
+@pytest.mark.parametrize("title", ["Protect paying customers", "Batch at night", "A free tier that stays small"])
 def test_a_recipe_does_what_it_says(title: str, tmp_path: Path) -> None:
     assert wrong(section(POLICIES, title), tmp_path) == []
 

@@ -113,7 +113,7 @@ def test_a_shipped_policy_names_the_schema_beside_it(path: Path) -> None:
 
 def test_the_keys_that_are_off_in_the_shipped_file_are_right_too() -> None:
     policy = load_policy_text(switched_on().encode(), "p", TODAY)
-    assert len(policy.not_enforced) == 9
+    assert len(policy.not_enforced) == 7
 
 
 def test_keys_that_are_off_in_the_variants_are_right_too() -> None:

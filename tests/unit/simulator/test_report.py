@@ -62,6 +62,8 @@ def test_a_report_adds_up() -> None:
     assert (node[Metric.SHARE], node[Metric.ENTITLED_SHARE], overall[Metric.JAIN], overall[Metric.TOKENS_PER_S]) == (
         0.5, 0.5, pytest.approx(1), pytest.approx(20 * 20 / 10),
     )  # fmt: skip
+    times = [sum(figures[Metric.WORKER_TIME] for figures in part.values()) for part in (found.nodes, found.tiers)]
+    assert times == [pytest.approx(overall[Metric.BUSY]), pytest.approx(overall[Metric.WORKER_TIME])]
 
 
 TREE = PolicyTree(

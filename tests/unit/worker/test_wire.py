@@ -59,6 +59,8 @@ def test_times_that_are_no_numbers_are_refused(name: str) -> None:
         ("patience_s", NAN),
         ("ttft_target_s", NAN),
         ("tpot_target_s", -1.0),
+        ("ceil", 0.0),
+        ("ceil", 1.5),
         ("weight", -1.0),
     ],
 )
@@ -81,7 +83,7 @@ def test_kv_quotas_come_out_of_the_wire_as_they_went_in() -> None:
     share, tokens = KVAmount(share=0.3), KVAmount(tokens=9000)
     nodes = (
         NodeShare("a", kv_guarantee=share, kv_limit=tokens, member_kv_limit=share),
-        NodeShare("a/b", shared_domain="group:g"),
+        NodeShare("a/b", shared_domain="group:g", ceil=0.2),
     )
     groups = (GroupShare("g", kv_guarantee=tokens), GroupShare("h", kv_limit=share))
     sent = PolicySnapshot(1, "0", TiersPolicy.VIP, (Tier("t", 1),), nodes=nodes, groups=groups)
