@@ -222,8 +222,8 @@ class StepPass:
 
     def _may_have_victims(self, head: Sequence) -> bool:
         """False where it takes no look at those that run."""
-        others = self._scheduler.census.running_by_tier
-        return self._policy.priority(head) > self._harmless and self._policy.could_preempt(head.request.tier, others)
+        policy, others = self._policy, self._scheduler.census.running_by_tier
+        return policy.priority(head) > self._harmless and policy.could_preempt(head.request.tier, others)
 
     def _num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks - (self._lane.num_new_blocks() if self.places_lane else 0)
@@ -332,8 +332,7 @@ class StepPass:
         """Whether there is a slot, and blocks for all its tokens and what is kept free."""
         if not self._scheduler.running.has_free_slot:
             return False
-        needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        tier = sequence.request.tier
+        needed, tier = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit), sequence.request.tier
         if tier not in self._kept:
             self._kept[tier] = self._scheduler.room.kept_from(tier, self._policy, len(self._scheduler.running))
         return needed + self._kept[tier] <= num_free_blocks - self._held_back and (
@@ -343,10 +342,10 @@ class StepPass:
     def _evict_for(self, sequence: Sequence) -> bool:
         """Makes room for one that does not fit, where the policy agrees and that suffices. What is found in the prefix cache
         counts for nothing: its blocks may be the victims' own."""
-        if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
-            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         if not self._may_have_victims(sequence):
             return False
+        if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
+            return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
         evictable = evictable_for(self._scheduler, sequence, self._unplaced(), filter(self._may_lose, self._order))
         # With everybody else gone, nobody would be left to grow.
