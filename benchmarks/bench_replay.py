@@ -1,131 +1,131 @@
-"""The simulator against reality: the real CPU worker with SmolLM2 serves a load of three tiers under FCFS, VIP and FAIR; what the
+"""The simulator against reality: real CPU workers with SmolLM2 serve loads of three tiers under FCFS, VIP and FAIR; what the
 recorder writes of a run under FCFS is replayed in the simulator under the same policies. Its worker is fitted to this machine in
 both of `fairlane calibrate`'s ways: by a sweep, in slices between the runs, and from recorded steps, those of the first repeat,
-which is then compared with the others only. Several loads, each served several times; a figure is of all their requests together.
+which is then compared with the others only. What is compared, of which runs, and what chance could do: replay_figures.py.
 
-    python benchmarks/bench_replay.py [--json FILE] [--loads 3] [--repeats 2] [--clock work|wall]
+    python benchmarks/bench_replay.py [--json FILE] [--loads 10] [--repeats 2] [--processes 2] [--clock paced|work|wall]
 
-By default time is what the worker's one thread computes (work_clock.py), so that others on the machine disturb little;
---clock wall is for a machine of one's own. The noise column is how far a figure differs between repeats, the same runs each:
-(most - least) / median. A figure of the simulator can hardly come closer to the median than that.
+A worker has one thread; processes serve at the same time, each its part of the loads, and are replayed each with its own fit.
+A real run is one draw of chance, and so is one replay: every load is replayed some times, each step's time off from the model's
+as the recorded steps were. Column `once` has replays without that, one of each load.
+
+By default time is what a worker's thread computes, in seconds of a machine of a given pace (work_clock.py), so that others on the
+machine disturb little; --clock work leaves the pace as it is, and --clock wall is for a machine of one's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import multiprocessing
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from queue import Empty, Queue
 from typing import Any
 
-from replay_runs import POLICIES, Served, candidate, exported, figures, serve, simulate
+from replay_figures import NAMES, Compared, Key, Run, compare
+from replay_measure import CLOCKS, Measured, measure
+from replay_runs import POLICIES, candidate, exported, scattered, simulate
 from report import console, print_checks, print_rows, write_json
 from rich.progress import track
-from work_clock import WorkClock
 
 from fairlane.bench.results import Check
-from fairlane.calibrate.grid import points_for
-from fairlane.calibrate.sweep import Sweep
-from fairlane.clock import Clock, MonotonicClock
-from fairlane.embedded import resolve
-from fairlane.scheduler.executor import Executor
-from fairlane.scheduler.output import ScheduleOutput, StepResult
 from fairlane.scheduler.simulator.fit import MAPE_LIMIT, WORST_LIMIT, Fit, cells_of, fit
-from fairlane.scheduler.simulator.shape import WorkerShape
+from fairlane.scheduler.simulator.report import percentile
 from fairlane.scheduler.simulator.step_time import StepModel
-from fairlane.scheduler.step_work import StepWork, WorkCounter
-from fairlane.worker.config import WorkerConfig
-from fairlane.worker.executor import LocalExecutor
-from fairlane.worker.shape import shape_of
+from fairlane.scheduler.step_work import StepWork
 
 REQUIRED = 0.15
-NAMES = ("TTFT p50", "TTFT p99", "tokens/s")
-Figures = dict[tuple[str, str], float]
+# Of each load, with steps that scatter.
+REPLAYS = 8
+Replays = Mapping[str, Mapping[int, Sequence[Run]]]  # by policy and load
 
 
-class Watched:
-    """The executor of a run, whose steps are kept as (work, seconds since the step before)."""
-
-    def __init__(self, inner: Executor, clock: Clock) -> None:
-        self.info = inner.info
-        self.steps: list[tuple[StepWork, float]] = []
-        self._inner = inner
-        self._clock = clock
-        self._counter = WorkCounter()
-        self._began_s = clock.now()
-
-    def launch(self, output: ScheduleOutput) -> Any:
-        self._began_s = self._clock.now()
-        return self._inner.launch(output), self._counter.of(output)
-
-    def result(self, handle: Any) -> StepResult:
-        result = self._inner.result(handle[0])
-        self.steps.append((handle[1], self._clock.now() - self._began_s))
-        return result
-
-    def close(self) -> None:
-        self._inner.close()
+def measure_all(given: argparse.Namespace) -> list[Measured]:
+    """In as many processes at once as asked for."""
+    parts = [range(given.loads)[number :: given.processes] for number in range(given.processes)]
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(len(parts), context) as pool:
+        told: Queue[str] = manager.Queue()
+        running = [pool.submit(measure, list(part), given.repeats, given.slice, given.clock, told.put) for part in parts]
+        total = given.loads * given.repeats * len(POLICIES)
+        for _ in track(_served(told, running, total), "serving and calibrating", total, console=console):
+            pass
+        return [one.result() for one in running]
 
 
-@dataclass(slots=True)
-class Measured:
-    """real: figures by policy, one a repeat. recordings: of a run of each load. sweep: its fit. steps: of the first repeat."""
-
-    shape: WorkerShape
-    sweep: Fit
-    real: dict[str, list[Figures]]
-    recordings: list[list[str]]
-    steps: list[tuple[StepWork, float]]
-
-
-def measure(given: argparse.Namespace) -> Measured:
-    clock: Clock = WorkClock() if given.clock == "work" else MonotonicClock()
-    config = WorkerConfig(model=str(resolve("smollm2")), num_blocks=170, max_num_seqs=16, max_num_batched_tokens=256, threads=1)
-    executor = LocalExecutor(config, clock)
-    served: dict[tuple[str, int], list[Served]] = {}
-    recordings: dict[int, list[str]] = {}
-    steps: list[tuple[StepWork, float]] = []
-    try:
-        points = points_for(config, executor.info)
-        sweep = Sweep(executor, config.pipeline_depth, clock)
-        order = [(repeat, load, name) for repeat in range(given.repeats) for load in range(given.loads) for name in POLICIES]
-        for repeat, load, name in track(order, "serving and calibrating", console=console):
-            sweep.run(points, clock.now() + given.slice, lambda: None)
-            watched = Watched(executor, clock)
-            found, lines = serve(watched, config, clock, candidate(name), load)
-            served.setdefault((name, repeat), []).extend(found)
-            recordings.setdefault(load, lines)
-            steps += [] if repeat else watched.steps
-        real = {name: [figures(served[name, repeat]) for repeat in range(given.repeats)] for name in POLICIES}
-        return Measured(shape_of(config, executor.info), fit(sweep.cells()), real, list(recordings.values()), steps)
-    finally:
-        executor.close()
+def _served(told: Queue[str], running: Sequence[Future[Measured]], total: int) -> Iterator[str]:
+    """What is told, so many times. Raises what ended a process before."""
+    for _ in range(total):
+        while True:
+            try:
+                yield told.get(timeout=1.0)
+                break
+            except Empty:
+                for one in running:
+                    if one.done():
+                        one.result()
 
 
-def simulated(measured: Measured, model: StepModel) -> dict[str, Figures]:
-    shape = replace(measured.shape, step=model)
+def scatter_of(steps: Sequence[tuple[StepWork, float]], model: StepModel) -> float:
+    """Deviation of the logarithm of measured / modelled: half of what the middle two thirds span, so that a few pauses count for
+    no more than they are."""
+    logs = [math.log(seconds / model.seconds(work)) for work, seconds in steps if seconds > 0 and work.tokens > 0]
+    return (percentile(logs, 0.841) - percentile(logs, 0.159)) / 2
+
+
+def replay(measured: Measured, step_of: Callable[[str], StepModel], count: int) -> Replays:
+    """count replays of each recording under each policy. step_of: the worker's steps of the replay of that name."""
     with tempfile.TemporaryDirectory() as folder:
-        traces = [exported(lines, Path(folder) / f"{load}.jsonl") for load, lines in enumerate(measured.recordings)]
+        traces = {load: exported(lines, Path(folder) / f"{load}.jsonl") for load, lines in measured.recordings.items()}
         return {
-            name: figures([one for load, trace in enumerate(traces) for one in simulate(load, trace, candidate(name), shape)])
+            name: {
+                load: [
+                    simulate(load, trace, candidate(name), replace(measured.shape, step=step_of(f"{name} {load} {number}")))
+                    for number in range(count)
+                ]
+                for load, trace in traces.items()
+            }
             for name in POLICIES
         }
 
 
-def rows_of(measured: Measured, by_sweep: dict[str, Figures], by_steps: dict[str, Figures]) -> list[dict[str, Any]]:
+def replays(measured: Measured, model: StepModel, scatter: float) -> Replays:
+    return replay(measured, lambda name: scattered(model, scatter, name), REPLAYS)
+
+
+def compared(name: str, found: Sequence[Measured], made: Sequence[Replays], *, skip: int = 0) -> dict[Key, Compared]:
+    """Of a policy, every process's runs with its replays, without the first `skip` repeats."""
+    pairs = [
+        (run, replayed[name][load])
+        for measured, replayed in zip(found, made, strict=True)
+        for load, runs in measured.real[name].items()
+        for run in runs[skip:]
+    ]
+    return compare([run for run, _ in pairs], [own for _, own in pairs])
+
+
+def rows_of(found: Sequence[Measured], fits: Sequence[Fit]) -> list[dict[str, Any]]:
+    """fits: each process's, to its recorded steps."""
+    scatters = [scatter_of(one.steps, fitted.model) for one, fitted in zip(found, fits, strict=True)]
+    by_sweep = [replays(one, one.sweep.model, scatter) for one, scatter in zip(found, scatters, strict=True)]
+    by_steps = [replays(one, fitted.model, scatter) for one, fitted, scatter in zip(found, fits, scatters, strict=True)]
+    once = [replay(one, lambda _, model=one.sweep.model: model, 1) for one in found]
+    console.print(f"steps scatter about the model by {', '.join(f'{scatter:.1%}' for scatter in scatters)}")
     rows = []
-    for name, repeats in measured.real.items():
-        for tier, figure in repeats[0]:
-            values = [one[tier, figure] for one in repeats]
-            middle, predicted = median(values), by_sweep[name][tier, figure]
-            others = median(values[1:])
+    for name in POLICIES:
+        of_sweep, of_once = compared(name, found, by_sweep), compared(name, found, once)
+        of_steps = compared(name, found, by_steps, skip=1)
+        for key, one in of_sweep.items():
+            other = of_steps[key]
             rows.append(
                 {
-                    "policy": name, "tier": tier, "figure": figure, "measured": middle,
-                    "noise": (max(values) - min(values)) / middle, "simulated": predicted, "off": predicted / middle - 1,
-                    "by steps": by_steps[name][tier, figure], "off by steps": by_steps[name][tier, figure] / others - 1,
+                    "policy": name, "tier": key.tier, "figure": key.figure, "measured": one.measured, "+-": one.noise,
+                    "simulated": one.simulated, "off": one.off, "from": one.low, "to": one.high, "once": of_once[key].off,
+                    "by steps": other.simulated, "off by steps": other.off, "steps from": other.low, "steps to": other.high,
                 }
             )  # fmt: skip
     return rows
@@ -133,7 +133,7 @@ def rows_of(measured: Measured, by_sweep: dict[str, Figures], by_steps: dict[str
 
 def wrong_orders(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Pairs of policies whose order in a figure of a tier is another in the simulator, unless they are as good as equal in
-    reality: no further apart than the larger of their noises, or than REQUIRED, within which the simulator may be off."""
+    reality: no further apart than what chance does to either, or than REQUIRED, within which the simulator may be off."""
     found = []
     for first in rows:
         for second in rows:
@@ -141,52 +141,61 @@ def wrong_orders(rows: Sequence[dict[str, Any]]) -> list[str]:
                 continue
             apart = abs(first["measured"] / second["measured"] - 1)
             same = (first["measured"] < second["measured"]) == (first["simulated"] < second["simulated"])
-            if not same and apart > max(REQUIRED, first["noise"], second["noise"]):
+            if not same and apart > max(REQUIRED, first["+-"], second["+-"]):
                 found.append(f"{first['tier']} {first['figure']}: {first['policy']} and {second['policy']}")
     return found
 
 
-def checks_of(rows: Sequence[dict[str, Any]], sweep: Fit) -> list[Check]:
+def checks_of(rows: Sequence[dict[str, Any]], sweeps: Sequence[Fit]) -> list[Check]:
     def limit(check_id: str, what: str, value: float, most: float) -> Check:
         return Check(check_id, what, value, f"<= {most:g}", "", value <= most)
 
+    def replayed(check_id: str, figure: str, columns: tuple[str, str, str], way: str) -> Check:
+        off, low, high = columns
+        worst = max((row for row in rows if row["figure"] == figure), key=lambda row: abs(float(row[off])))
+        where = f"{worst['tier']} under {worst['policy']}, 95 %: {worst[low]:+.3f} to {worst[high]:+.3f}"
+        return limit(check_id, f"{figure} simulated / measured - 1, worst; by {way} ({where})", abs(worst[off]), REQUIRED)
+
     wrong = wrong_orders(rows)
-    ways = (("", "off", "sweep"), ("STEPS-", "off by steps", "recorded steps"))
+    ways = (
+        ("", ("off", "from", "to"), "sweep"),
+        ("STEPS-", ("off by steps", "steps from", "steps to"), "recorded steps"),
+    )
     return [
-        limit("CAL-MAPE", "step time, mean error over kinds of steps", sweep.mape, MAPE_LIMIT),
-        limit("CAL-WORST", "step time, worst kind", sweep.worst, WORST_LIMIT),
+        limit("CAL-MAPE", "step time, mean error over kinds of steps", max(one.mape for one in sweeps), MAPE_LIMIT),
+        limit("CAL-WORST", "step time, worst kind", max(one.worst for one in sweeps), WORST_LIMIT),
         *(
-            limit(f"REPLAY-{way}{check}", f"{name} simulated / measured - 1, worst; by {what}", worst(rows, name, off), REQUIRED)
-            for way, off, what in ways
-            for check, name in zip(("TTFT50", "TTFT99", "RATE"), NAMES, strict=True)
+            replayed(f"REPLAY-{prefix}{check}", figure, columns, way)
+            for prefix, columns, way in ways
+            for check, figure in zip(("TTFT50", "TTFT99", "RATE"), NAMES, strict=True)
         ),
         Check("REPLAY-ORDER", "policies in another order than measured", len(wrong), "= 0", "", not wrong),
     ]
 
 
-def worst(rows: Sequence[dict[str, Any]], figure: str, off: str) -> float:
-    return max(abs(float(row[off])) for row in rows if row["figure"] == figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=3, help="how many (default 3)")
+    parser.add_argument("--loads", type=int, default=10, help="how many (default 10)")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each load under each policy (default 2)")
-    parser.add_argument("--slice", type=float, default=6.0, help="seconds of calibration before each run (default 6)")
-    parser.add_argument("--clock", choices=("work", "wall"), default="work", help="what time is (default work)")
+    parser.add_argument("--slice", type=float, default=2.0, help="seconds of calibration before each run (default 2)")
+    parser.add_argument("--processes", type=int, default=2, help="that serve at once, a core each (default 2)")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="paced", help="what time is (default paced)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     given = parser.parse_args()
     if given.repeats < 2:
         parser.error("--repeats: at least 2 are needed: the steps of the first are what the others are compared with")
-    measured = measure(given)
-    by_steps = fit(cells_of(measured.steps))
-    rows = rows_of(measured, simulated(measured, measured.sweep.model), simulated(measured, by_steps.model))
-    print_rows(f"the same load, measured and simulated; {given.loads} loads, each {given.repeats} times", rows)
-    console.print(f"fitted to the sweep: {measured.sweep.model}; {len(measured.sweep.cells)} kinds of steps")
-    console.print(
-        f"fitted to recorded steps: {by_steps.model}; off by {by_steps.mape:.1%} on average, {by_steps.worst:.1%} at worst"
-    )
-    checks = checks_of(rows, measured.sweep)
+    if not 1 <= given.processes <= given.loads:
+        parser.error("--processes: each needs a load, so at least 1 and at most --loads")
+    found = measure_all(given)
+    fits = [fit(cells_of(one.steps)) for one in found]
+    rows = rows_of(found, fits)
+    print_rows(f"the same loads, measured and simulated; {given.loads} of them, each {given.repeats} times", rows)
+    for one, by_steps in zip(found, fits, strict=True):
+        console.print(f"fitted to the sweep: {one.sweep.model}; {len(one.sweep.cells)} kinds of steps")
+        console.print(f"fitted to steps: {by_steps.model}; off by {by_steps.mape:.1%} on average, {by_steps.worst:.1%} at worst")
+        if one.paces:
+            console.print(f"a second of this machine was worth {min(one.paces):.2f} to {max(one.paces):.2f} of the clock")
+    checks = checks_of(rows, [one.sweep for one in found])
     print_checks(checks)
     for wrong in wrong_orders(rows):
         console.print(f"another order: {wrong}")

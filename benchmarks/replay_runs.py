@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from random import Random
+
+from replay_figures import Served
 
 from fairlane.clock import Clock
 from fairlane.gateway.policy.loader import load_policy_text
@@ -16,11 +17,12 @@ from fairlane.gateway.trace.recorder import line
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.executor import Executor
 from fairlane.scheduler.request import Request, RequestId, SamplingParams
-from fairlane.scheduler.simulator.report import percentile
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.simulation import Simulation
+from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.simulator.traces import load_trace
 from fairlane.scheduler.simulator.workload import Workload
+from fairlane.scheduler.step_work import StepWork
 from fairlane.simulate.policies import Candidate
 from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executors import limits_of
@@ -51,25 +53,14 @@ class Flow:
     output: int
 
 
-# More than the worker can do for most of the run, so that who waits is decided by the policy; about 18 s of work.
+# More than the worker can do for most of the run, so that who waits is decided by the policy; about 10 s of work.
 LOAD = (
-    Flow("lab", "batch", 36, 0.0, 3.0, 120, 32),
-    Flow("shop/search", "standard", 34, 0.0, 9.0, 64, 12),
-    Flow("shop/checkout", "gold", 40, 0.5, 12.0, 48, 8),
+    Flow("lab", "batch", 36, 0.0, 1.7, 72, 20),
+    Flow("shop/search", "standard", 34, 0.0, 5.0, 40, 8),
+    Flow("shop/checkout", "gold", 40, 0.3, 6.6, 28, 6),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request as its client saw it, in seconds from the start of its load."""
-
-    load: int
-    tier: str
-    arrival_s: float
-    ttft_s: float
-    ended_s: float
-    tokens: int
-    preemptions: int
+# KV cache for ten of them.
+WORKER = WorkerConfig(num_blocks=100, max_num_seqs=16, max_num_batched_tokens=128, threads=1)
 
 
 def candidate(tiers: str) -> Candidate:
@@ -78,7 +69,7 @@ def candidate(tiers: str) -> Candidate:
 
 def requests(load: int, start_s: float, vocab_size: int) -> list[Request]:
     """Lengths vary by a third about the flow's."""
-    rng = random.Random(load)
+    rng = Random(load)
     found: list[Request] = []
     for flow in LOAD:
         gap_s = (flow.end_s - flow.start_s) / flow.count
@@ -138,6 +129,17 @@ def exported(lines: Iterable[str], file: Path) -> Path:
     return file
 
 
+def scattered(model: StepModel, spread: float, seed: str, of_run: float = 1.0) -> StepModel:
+    """The model's steps, each off by chance: times a factor with this deviation of its logarithm, and all of them by of_run."""
+    random = Random(seed)
+
+    class Scattered(StepModel):
+        def seconds(self, work: StepWork) -> float:
+            return StepModel.seconds(self, work) * of_run * random.lognormvariate(0.0, spread)
+
+    return Scattered(**asdict(model))
+
+
 def simulate(load: int, trace: Path, policy: Candidate, shape: WorkerShape) -> list[Served]:
     """The trace under a policy, to the last request's end."""
     return served_in(load, load_trace(trace), policy, shape)
@@ -156,21 +158,3 @@ def served_in(load: int, workload: Workload, policy: Candidate, shape: WorkerSha
             raise RuntimeError(f"request {outcome.planned.number} did not end in the simulator")
         served.append(Served(load, asked.tier, asked.arrival_s, ttft_s, ended_s, asked.output_tokens, outcome.preemptions))
     return served
-
-
-def figures(served: Sequence[Served]) -> dict[tuple[str, str], float]:
-    """By tier and name: seconds to the first token, and the mean over loads of output tokens a second from the tier's first
-    arrival to its last end."""
-    found: dict[tuple[str, str], float] = {}
-    for tier in dict.fromkeys(one.tier for one in served):
-        own = [one for one in served if one.tier == tier]
-        waits = [one.ttft_s for one in own]
-        found[tier, "TTFT p50"] = percentile(waits, 0.5)
-        found[tier, "TTFT p99"] = percentile(waits, 0.99)
-        found[tier, "tokens/s"] = fmean(_rate([one for one in own if one.load == load]) for load in {one.load for one in own})
-    return found
-
-
-def _rate(served: Sequence[Served]) -> float:
-    seconds = max(one.ended_s for one in served) - min(one.arrival_s for one in served)
-    return sum(one.tokens for one in served) / seconds

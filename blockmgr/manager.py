@@ -145,11 +145,11 @@ class BlockManager:
 
     def freed_with(self, seq_id: int, held: dict[int, int]) -> int:
         """Blocks that free(seq_id) would make free once the sequences counted in `held` (block to holders) are freed too: a
-        block goes with its last holder. Adds this sequence to `held`. Raises KeyError for an unknown sequence."""
-        ref_counts, freed = self.pool.ref_counts, 0
+        block goes with its last holder. Adds what it shares to `held`. Raises KeyError for an unknown sequence."""
+        ref_counts, freed = self.pool.ref_counts, self.freed_by(seq_id)
         for table in self._sequences[seq_id].tables:
             for block in table:
-                if block != NULL_BLOCK:
+                if ref_counts[block] > 1:
                     count = held[block] = held.get(block, 0) + 1
                     freed += count == ref_counts[block]
         return freed

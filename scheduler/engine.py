@@ -100,8 +100,16 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, inbox: Inbox, outbox: Outbox, depth: int = 0
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        inbox: Inbox,
+        outbox: Outbox,
+        depth: int = 0,
+        stats_interval_s: float = STATS_INTERVAL_S,
     ) -> None:
+        """stats_interval_s: how often `stats` are counted anew while there is work."""
         if depth not in (0, 1, 2):
             raise ValueError(f"pipeline depth must be 0, 1 or 2, not {depth}")
         self._scheduler = scheduler
@@ -110,6 +118,7 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._depth = depth
+        self._stats_interval_s = stats_interval_s
         self._in_flight: deque[tuple[int, Any]] = deque()
         self._timers: list[tuple[float, RequestId]] = []
         self._snapshot: PolicySnapshot | None = None
@@ -165,7 +174,7 @@ class Engine:
         """Refreshes `stats`; while busy only now and then, because counting every table costs time in every step."""
         now_s = self._clock.now()
         rests = self._found_nothing and self.wakes_at_s() is not None  # and may for long
-        if not self._scheduler.num_unfinished or rests or now_s - self._published_s >= STATS_INTERVAL_S:
+        if not self._scheduler.num_unfinished or rests or now_s - self._published_s >= self._stats_interval_s:
             self.stats = self._scheduler.stats()
             self._published_s = now_s
 

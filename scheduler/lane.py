@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import compress
 
 from fairlane.blockmgr.lockstep import Lockstep
 from fairlane.blockmgr.manager import BlockManager
@@ -97,7 +98,10 @@ class DecodeLane:
             self._ends.setdefault(sequence.steady_until, []).append(sequence)
             self._growth.join(sequence.request_id, sequence.held_slot, sequence.num_computed_tokens)
             self._stop_sets[sequence.request.stop_token_ids] += 1
-        self._set_members([*self.members, *sequences])
+        self.members = [*self.members, *sequences]
+        self.slots = [*self.slots, *(sequence.held_slot for sequence in sequences)]
+        self.request_ids = [*self.request_ids, *(sequence.request_id for sequence in sequences)]
+        self.stop_ids = frozenset().union(*self._stop_sets)
 
     def leave(self, sequences: list[Sequence], policy: Policy) -> None:
         """Those among them that are in it are placed one by one again; their tokens and counts are their own."""
@@ -122,7 +126,12 @@ class DecodeLane:
             offsets[sequence.payer].append(offset)
         for payer, of_payer in offsets.items():
             policy.on_decoding(payer, -len(of_payer), -sum(of_payer))
-        self._set_members([sequence for sequence in self.members if sequence.steady_until])
+        stays = [sequence.steady_until > 0 for sequence in self.members]
+        self.members = list(compress(self.members, stays))
+        self.slots = list(compress(self.slots, stays))
+        self.request_ids = list(compress(self.request_ids, stays))
+        self._stop_sets = +self._stop_sets
+        self.stop_ids = frozenset().union(*self._stop_sets)
 
     def charged(self, sequence: Sequence) -> list[int]:
         """What a member has been charged until now, by ledger. After settle()."""
@@ -140,13 +149,6 @@ class DecodeLane:
             offsets[sequence.payer].append(sequence.num_computed_tokens - self._step)
         for payer, of_payer in offsets.items():
             told(payer, len(of_payer), sum(of_payer))
-
-    def _set_members(self, members: list[Sequence]) -> None:
-        self.members = members
-        self.slots = [sequence.held_slot for sequence in members]
-        self.request_ids = [sequence.request_id for sequence in members]
-        self._stop_sets = +self._stop_sets
-        self.stop_ids = frozenset().union(*self._stop_sets)
 
     def _bound_rank(self, joining: list[Sequence], policy: Policy) -> None:
         if policy.ranks_change:
@@ -210,6 +212,7 @@ class DecodeLane:
         for sequence in self.members:
             sequence.num_computed_tokens += placed
             sequence.num_retired_tokens += retired
+        for sequence in self.members if in_flight else ():
             sequence.num_in_flight += in_flight
             sequence.steps_in_flight += in_flight
         self._placed = 0

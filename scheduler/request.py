@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType, cast
 
 if TYPE_CHECKING:
     from fairlane.blockmgr.hashing import HashChain
@@ -149,7 +149,9 @@ class Sequence:
         self.arrival_index = arrival_index  # total order of arrival at this engine
         self.place = arrival_index  # in the common line; `order` exchanges places within a tenant
         self.chain = chain
-        self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
+        # The request's own tuple until it runs and tokens are added: most of those that wait are looked at by nobody.
+        known = request.prompt_token_ids + request.output_token_ids
+        self.token_ids = cast("list[int]", known)
         self.status = SequenceStatus.WAITING
         self.slot: Slot | None = None
         self.num_computed_tokens = 0

@@ -46,8 +46,9 @@ class RunningSet:
         return min((tokens for tokens in left if tokens > 0), default=inf)
 
     def add(self, sequence: Sequence) -> None:
-        """Gives the sequence a slot. IndexError when there is none."""
+        """Gives the sequence a slot, and a list of tokens of its own. IndexError when there is no slot."""
         sequence.slot = Slot(heappop(self._free_slots))
+        sequence.token_ids = list(sequence.token_ids)
         self._ordered.append(sequence)
         self._sorted = False
         tier = sequence.request.tier

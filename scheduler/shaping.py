@@ -11,7 +11,10 @@ from fairlane.scheduler.request import Sequence
 
 def may_decode(sequence: Sequence) -> bool:
     """Whether it has just one token to compute next."""
-    return sequence.num_pending_tokens == 1 and sequence.is_due
+    known = len(sequence.token_ids)
+    if known + sequence.num_in_flight - sequence.num_computed_tokens != 1:
+        return False
+    return not sequence.num_in_flight or sequence.is_due
 
 
 class DecodesAhead:
@@ -45,15 +48,20 @@ class StepShaping:
         self._protected = plan.protected_priority
         self._pause_lower = plan.pause_lower
         self._policy = policy
+        self._may_pause: dict[Sequence, bool] = {}  # asked several times a step; the answer is the same
 
     def is_protected(self, sequence: Sequence) -> bool:
         return self._protected is not None and self._policy.priority(sequence) >= self._protected
 
     def may_pause(self, sequence: Sequence) -> bool:
         """Whether its decodes skip a step with a protected chunk."""
-        if not self._pause_lower or self._protected is None or self._policy.priority(sequence) >= self._protected:
+        if not self._pause_lower or self._protected is None:
             return False
-        return not self._policy.is_owed(sequence)
+        known = self._may_pause.get(sequence)
+        if known is None:
+            known = self._policy.priority(sequence) < self._protected and not self._policy.is_owed(sequence)
+            self._may_pause[sequence] = known
+        return known
 
     def cap(self, sequence: Sequence, num_tokens: int) -> int:
         """Of so many prefill tokens, those that it may take."""

@@ -60,6 +60,7 @@ class StepPass:
         self._passed_over: list[Sequence] = []  # since the last admission
         self._turn: Sequence | None = None  # whose turn it is among those that wait; the head that is looked at may have taken it
         self._held_back = 0  # free blocks kept for a head that was passed over too often
+        self._kept: dict[str, int] = {}  # what admissions of a tier leave free, until one is admitted or evicted
         self._evicted: set[Sequence] = set()
         self._given_back = 0  # tokens that had been set aside for decodes of those
         self._stuck: list[Sequence] = []  # had to grow and could not
@@ -209,23 +210,20 @@ class StepPass:
         outranks = worst is None or rank < worst
         return (outranks and self._scheduler.running.has_free_slot) or self._has_victims(head)
 
-    def _lane_is_in_the_way(self, head: Sequence, hit: PrefixHit | None) -> bool:
-        """Whether the head does not fit beside the lane, but might with its members' blocks."""
-        return not self._fits(head, hit, self._num_free_blocks()) and (
-            self._fits(head, hit, self._blocks.num_free_blocks) or self._has_victims(head)
-        )
-
     def _has_victims(self, head: Sequence) -> bool:
         """Whether there is anybody at all, in the lane or not, whom a waiting head may evict."""
-        priority = self._policy.priority(head)
-        others = self._scheduler.census.running_by_tier
-        if priority <= self._harmless or not self._policy.could_preempt(head.request.tier, others):
+        if not self._may_have_victims(head):
             return False
         self._lane.settle()
         found = any(may_evict(self._policy, self._quotas, head, other) for other in (*self._lane.members, *self._unplaced()))
         if not found and not self._policy.leads_evict:
-            self._harmless = priority
+            self._harmless = self._policy.priority(head)
         return found
+
+    def _may_have_victims(self, head: Sequence) -> bool:
+        """False where it takes no look at those that run."""
+        policy, others = self._policy, self._scheduler.census.running_by_tier
+        return policy.priority(head) > self._harmless and policy.could_preempt(head.request.tier, others)
 
     def _num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks - (self._lane.num_new_blocks() if self.places_lane else 0)
@@ -301,13 +299,15 @@ class StepPass:
         hit = lookup(sequence, self._blocks)
         if self._chunk(sequence, sequence.num_tokens - num_present(sequence, hit)) <= 0:
             self._policy.close(sequence)  # the step has no tokens left for its band, nor for those below
-        elif self.places_lane and self._lane_is_in_the_way(sequence, hit):
-            self._dissolve_lane()
-        elif not self._make_room(sequence, hit):
-            self._pass_over(sequence, hit)
-        else:
-            # Evictions may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
+        elif self._fits(sequence, hit, self._num_free_blocks()):
+            self._admit(sequence, hit)
+        elif self.places_lane and (self._fits(sequence, hit, self._blocks.num_free_blocks) or self._has_victims(sequence)):
+            self._dissolve_lane()  # with its members' blocks it might fit
+        elif self._evict_for(sequence):
+            # That may have put blocks of the prefix onto the free list; look again, there is room for the worst case.
             self._admit(sequence, lookup(sequence, self._blocks))
+        else:
+            self._pass_over(sequence, hit)
 
     def _pass_over(self, sequence: Sequence, hit: PrefixHit | None = None) -> None:
         """Backfill: others may go first, up to `lookahead` of them a step. Once it was passed over too often, nobody of its
@@ -330,22 +330,20 @@ class StepPass:
 
     def _fits(self, sequence: Sequence, hit: PrefixHit | None, num_free_blocks: int) -> bool:
         """Whether there is a slot, and blocks for all its tokens and what is kept free."""
-        needed = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit)
-        running = self._scheduler.running
-        kept = self._scheduler.room.kept_from(sequence.request.tier, self._policy, len(running))
-        return (
-            needed + kept <= num_free_blocks - self._held_back
-            and running.has_free_slot
-            and (self._quotas is None or not self._quotas.full_for(sequence, needed))
+        if not self._scheduler.running.has_free_slot:
+            return False
+        needed, tier = self._blocks.num_blocks_to_allocate(sequence.num_tokens, hit), sequence.request.tier
+        if tier not in self._kept:
+            self._kept[tier] = self._scheduler.room.kept_from(tier, self._policy, len(self._scheduler.running))
+        return needed + self._kept[tier] <= num_free_blocks - self._held_back and (
+            self._quotas is None or not self._quotas.full_for(sequence, needed)
         )
 
-    def _make_room(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
-        """Sees to what it takes to fit, evicting where the policy agrees and it suffices.
-
-        For evictions the hit counts for nothing: its blocks may be the victims' own.
-        """
-        if self._fits(sequence, hit, self._num_free_blocks()):
-            return True
+    def _evict_for(self, sequence: Sequence) -> bool:
+        """Makes room for one that does not fit, where the policy agrees and that suffices. What is found in the prefix cache
+        counts for nothing: its blocks may be the victims' own."""
+        if not self._may_have_victims(sequence):
+            return False
         if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
             return False  # for what only evictions gave back, a token each, every decode there is would be evicted
         slots_missing = 0 if self._scheduler.running.has_free_slot else 1
@@ -368,6 +366,7 @@ class StepPass:
     def _let_in(self, sequence: Sequence, hit: PrefixHit | None) -> bool:
         """It runs, with its blocks and without tokens of the step. Whether it is swapped in."""
         self._settled = False
+        self._kept.clear()
         for overtaken in self._passed_over:
             overtaken.num_skips += 1
         self._passed_over.clear()
@@ -439,6 +438,7 @@ class StepPass:
 
     def _evict(self, victims: list[Sequence], reason: PreemptionReason, gainer: Sequence) -> None:
         self._settled = False
+        self._kept.clear()
         self._ask_again()
         ahead = set(self._order[self._next :])  # others are counted no more
         for victim in victims:

@@ -116,11 +116,11 @@ def cheapest(
     """Candidates whose blocks and slots suffice, in the order above; None if those of all would not do. losses: what KV quotas
     have to say: whose blocks a guarantee keeps, and which limits must get room too; the blocks that count for those go first.
     """
-    if len(candidates) < slots_missing or _freed(candidates, blocks) < blocks_missing:
+    alone = {sequence: blocks.freed_by(sequence.request_id) for sequence in candidates}
+    if len(candidates) < slots_missing or (sum(alone.values()) < blocks_missing and _freed(candidates, blocks) < blocks_missing):
         return None
     keys = {sequence: policy.victim_key(sequence) for sequence in candidates}
     costs = {sequence: cost_of(sequence) for sequence in candidates}
-    alone = {sequence: blocks.freed_by(sequence.request_id) for sequence in candidates}
     left = sorted(candidates, key=lambda sequence: -sequence.arrival_index)
     victims: list[Sequence] = []
     held: dict[int, int] = {}

@@ -3,6 +3,8 @@ sample, remember. Threads, devices and error translation are the executor's busi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fairlane.clock import Clock
@@ -55,9 +57,10 @@ class ModelRunner:
         return self._forward(self._batch.prepare(output.scheduled, output.decode_slots))
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Runs rows that see no key and write nothing, so that the first request does not pay for lazy initialisation."""
-        for rows in (1, 16):
+    def warm_up(self, batches: Sequence[int] = (1, 16)) -> None:
+        """Runs batches of so many rows that see no key and write nothing, so that the first request does not pay for lazy
+        initialisation."""
+        for rows in batches:
             zeros = torch.zeros(rows, dtype=torch.int64, device=self.cache.pool.device)
             inputs = self._batch.padding(rows, zeros)
             self._forward(inputs)

@@ -21,4 +21,5 @@ def shape_of(config: WorkerConfig, info: ExecutorInfo) -> WorkerShape:
         max_prefill_chunk=limits.max_prefill_chunk,
         max_model_len=info.max_model_len,
         depth=config.pipeline_depth,
+        prefix_caching=config.prefix_caching,
     )

@@ -15,6 +15,7 @@ from fairlane.scheduler.policies.caps import RunningCaps, gate_places
 from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
+from fairlane.scheduler.policies.node import named
 from fairlane.scheduler.policies.wait_tree import WaitTree
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
@@ -170,8 +171,8 @@ class BandPolicy:
             return (-self._top_band - 1, sequence.place if stay is None else self._place_in_line(stay))
         band = self._band[sequence.request.tier]
         if stay is None:  # running: its own band, whatever let it in
-            return (0, sequence.place) if sequence.relegated else (-band, *self._tree(sequence).rank(sequence, waiting=False))
-        return (-band - stay.risen, *self._tree(sequence, stay.risen).rank(sequence, waiting=True))
+            return (0, sequence.place) if sequence.relegated else (-band, *self._trees[band].rank(sequence, waiting=False))
+        return (-band - stay.risen, *self._trees[band + stay.risen].rank(sequence, waiting=True))
 
     def _place_in_line(self, stay: Stay) -> int:
         return self._tree(stay.sequence, stay.risen).place_of(stay.sequence)
@@ -354,7 +355,7 @@ class BandPolicy:
         waiting: set[tuple[str, ...]] = set()
         for name, band in previous._band.items():  # where it is charged, wherever its requests have risen to
             counters |= {names: v for names, v in previous._trees[band].counters().items() if names[0] == name}
-            waiting |= {names for names in previous._trees[band].backlogged() if names[0] == name}
+            waiting |= {names for names, node in named(previous._trees[band].root) if node.queued and names[0] == name}
         for name, band in self._band.items():
             if self._beside(name) != previous._beside(name):
                 waiting.discard((name,))  # tiers of different bands were never compared: what one got more is nobody's claim

@@ -37,7 +37,8 @@ class Node:
 
     `queued`: waiting sequences below it; `running`: running ones; `decoding`: those of them charged by rate, with `tokens`
     between them; `entered`: the key of its live entry in the parent's heap, None when it has none; `peak`: the largest counter
-    that a child had when it was charged, but for those charged by rate, which are in `steady`."""
+    that a child had when it was charged, but for those charged by rate, which are in `steady`; `stood`: standing() of a leaf,
+    when the tree had counted so many moves as `stood_at` says."""
 
     __slots__ = (
         "_came",
@@ -63,6 +64,8 @@ class Node:
         "queued",
         "running",
         "steady",
+        "stood",
+        "stood_at",
         "tokens",
         "uid",
         "weight",
@@ -94,6 +97,8 @@ class Node:
         self.heap: list[tuple[float, int, Node]] = []
         self.idle: list[tuple[float, int, Node]] = []
         self.line: Line | None = None
+        self.stood: tuple[float, ...] = ()
+        self.stood_at = -1
         self.key: Payer | str | None = None  # a leaf's, in the tree's index
 
     @property
@@ -175,9 +180,33 @@ class Node:
                 self.parent.steady.discard(self)
 
 
+def standing(node: Node) -> tuple[float, ...]:
+    """Counter and id of the node and of those above it, the root left out, from the top level down."""
+    parts: list[float] = []
+    totals = node._steady.totals
+    while node.parent is not None:
+        if node._settled is not totals:  # as in `v`, without the call
+            node._settle()
+        parts.append(node.uid)
+        parts.append(node._v)
+        node = node.parent
+    parts.reverse()
+    return tuple(parts)
+
+
 def up(node: Node) -> Iterator[Node]:
     """The node and its ancestors, the root last."""
     current: Node | None = node
     while current is not None:
         yield current
         current = current.parent
+
+
+def named(root: Node) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Every node below, with its names from the root."""
+    stack: list[tuple[tuple[str, ...], Node]] = [((), root)]
+    while stack:
+        names, node = stack.pop()
+        below = [((*names, name), child) for name, child in node.children.items()]
+        yield from below
+        stack += below

@@ -3,8 +3,8 @@ who goes next, by arrival or by fair share, in O(depth log fan-out), and never w
 
 FAIR: each node has a virtual counter v = cost / weight, of two ledgers the larger; the child with the smallest goes next, level
 by level. This is VTC (Sheng et al., OSDI 2024), made hierarchical as in H-SFQ. A node that goes from no queued work to queued
-work is lifted to the smallest counter among its siblings with queued work (else to the largest there is, as SFQ begins a busy
-period), so that idle time earns no claim.
+work is lifted to the smallest counter of those beside it that can go (else to the largest there is, as SFQ begins a busy period),
+so that idle time earns no claim.
 
 Heaps are repaired lazily: an entry holds the key its node had when it was pushed, and a node has one live entry. Keys mostly
 grow (a charge, a head that went), so a stale entry is too small, surfaces early and is pushed again; a key that shrinks (a
@@ -13,14 +13,13 @@ sequence comes back) pushes a new entry at once, and the old one is dropped when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps, tier_gate
 from fairlane.scheduler.policies.line import Line
-from fairlane.scheduler.policies.node import Node, SteadyCost, up
+from fairlane.scheduler.policies.node import Node, SteadyCost, named, standing, up
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
 
@@ -54,7 +53,9 @@ class WaitTree:
         self._touched: list[Node] = []
         self._carried: set[Node] = set()  # had waiting sequences under the policy before, and have none here yet
         self._closed = False
+        self._moves = 0  # of counters
         self.steady = SteadyCost()
+        self._charged = self.steady.totals
         self.root = Node("", "", None, 1.0, 0, self.steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
@@ -64,7 +65,8 @@ class WaitTree:
         if leaf.line is None:
             leaf.line = Line()
         leaf.line.push(sequence)
-        self._lift(leaf)
+        if not leaf.queued:
+            self._lift(leaf)
         for node in up(leaf):
             node.queued += 1
         self._offer(leaf)
@@ -81,7 +83,7 @@ class WaitTree:
 
     def peek(self, names: tuple[str, ...] = ()) -> Sequence | None:
         """The next sequence; below the node with these names only, if given."""
-        node = None if self._closed else self._find(names)
+        node = None if self._closed or not self.root.queued else self._find(names)
         leaf = None if node is None or (names and self._is_closed(names[0])) else self._best_leaf(node)
         return leaf.line.head() if leaf is not None and leaf.line is not None else None
 
@@ -164,14 +166,17 @@ class WaitTree:
         place = self.place_of(sequence) if waiting else sequence.place
         if not self._fair:
             return (place,)
-        parts: list[float] = [place]
-        node = self._leaf_of(sequence.payer)
-        while node.parent is not None:
-            parts.append(node.uid)
-            parts.append(node.v)
-            node = node.parent
-        parts.reverse()
-        return tuple(parts)
+        return (*self._standing(sequence.payer), place)
+
+    def _standing(self, payer: Payer) -> tuple[float, ...]:
+        """Remembered until a counter moves: those that run are sorted by it, and many are of one leaf."""
+        if self._charged is not self.steady.totals:
+            self._charged = self.steady.totals
+            self._moves += 1
+        leaf = self._leaf_of(payer)
+        if leaf.stood_at != self._moves:
+            leaf.stood_at, leaf.stood = self._moves, standing(leaf)
+        return leaf.stood
 
     def position(self, sequence: Sequence) -> int:
         """Estimated number of waiting sequences before it."""
@@ -185,15 +190,16 @@ class WaitTree:
     # -- counters ------------------------------------------------------------------------------------------------------
 
     def lift(self, names: tuple[str, ...]) -> None:
-        """The node was kept from its turns by its own `ceil`: that earns it no more of a claim than idle time does. To be called
-        while it still is."""
+        """To be called while its own `ceil` still keeps the node from its turns: that earns no more of a claim than idle time."""
         node = self._find(names)
         if self._fair and node is not None and node.parent is not None and node.queued:
-            self._lift_node(node, node.parent)
+            self._moves += 1
+            node.lift(self._floor(node.parent))
 
     def charge(self, payer: Payer, cost: int, ledger: Ledger) -> None:
         if not self._fair:
             return
+        self._moves += 1
         leaf = self._leaf_of(payer)
         came = cost if ledger is Ledger.WORK and cost > 0 else 0  # a refund is of a sequence that has left
         for node in up(leaf):
@@ -238,6 +244,7 @@ class WaitTree:
         self._retire(leaf)
 
     def _expect(self, leaf: Node, cost: int, came: int) -> None:
+        self._moves += 1
         for node in up(leaf):
             if node.parent is not None:
                 node.expect(cost, came)
@@ -257,23 +264,11 @@ class WaitTree:
 
     def counters(self) -> dict[tuple[str, ...], float]:
         """Every node's counter by its names from the root, for a policy that takes over."""
-        return {names: node.charged_v for names, node in self._named()}
-
-    def backlogged(self) -> set[tuple[str, ...]]:
-        """Nodes with waiting sequences, by names as of counters()."""
-        return {names for names, node in self._named() if node.queued}
-
-    def _named(self) -> Iterator[tuple[tuple[str, ...], Node]]:
-        stack: list[tuple[tuple[str, ...], Node]] = [((), self.root)]
-        while stack:
-            names, node = stack.pop()
-            below = [((*names, name), child) for name, child in node.children.items()]
-            yield from below
-            stack += below
+        return {names: node.charged_v for names, node in named(self.root)}
 
     def take_over(self, counters: dict[tuple[str, ...], float], backlogged: set[tuple[str, ...]]) -> None:
-        """Starts with another tree's counters; only before anything is pushed. backlogged: those whose waiting sequences come
-        next: they have not been idle, so what they are behind is theirs."""
+        """Starts with another tree's counters, before anything is pushed. backlogged: nodes that have not been idle since."""
+        self._moves += 1
         for names, v in sorted(counters.items(), key=lambda item: len(item[0])):
             node = self.root
             for name in names:
@@ -340,25 +335,32 @@ class WaitTree:
     def _lift(self, leaf: Node) -> None:
         if not self._fair:
             return
+        self._moves += 1
         for node in up(leaf):
             if node.parent is not None and not node.queued:
                 if node in self._carried:
                     self._carried.discard(node)
                 else:
-                    self._lift_node(node, node.parent)
+                    node.lift(self._floor(node.parent))
 
-    def _lift_node(self, node: Node, parent: Node) -> None:
-        best = self._best_child(parent)
-        node.lift(parent.highest_v if best is None else best.v)
+    def _floor(self, parent: Node) -> float:
+        """Of those that can go the smallest counter, else the largest there is. A branch that is full is looked into first, so
+        that no claim depends on whether somebody has asked for its head before."""
+        while (best := self._best_child(parent)) is not None:
+            if self._best_leaf(best) is not None:
+                return best.v
+            self._leave_heap(parent)
+        return parent.highest_v
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""
-        for node in up(leaf):
-            if node.parent is not None:
-                key = self._key(node)
-                if key is not None and (node.entered is None or key < node.entered):
-                    node.entered = key
-                    heappush(node.parent.heap, (key, node.uid, node))
+        node, parent = leaf, leaf.parent
+        while parent is not None:
+            key = self._key(node)
+            if key is not None and (node.entered is None or key < node.entered):
+                node.entered = key
+                heappush(parent.heap, (key, node.uid, node))
+            node, parent = parent, parent.parent
 
     def _key(self, node: Node) -> float | None:
         """None: nothing below it can go now."""
@@ -433,8 +435,7 @@ class WaitTree:
             node = node.parent
 
     def _sweep(self, parent: Node) -> None:
-        best = self._best_child(parent) if self._fair else None
-        floor = parent.highest_v if best is None else best.v
+        floor = self._floor(parent) if self._fair else 0.0
         while parent.idle and (not self._fair or parent.idle[0][0] <= floor):
             _, _, node = heappop(parent.idle)
             current = parent.children.get(node.name) is node

@@ -23,7 +23,6 @@ class Twin(Sequence):
 
     __slots__ = (
         "_live",
-        "_tokens",
         "charged_before",
         "let_in_step",
         "look_step",
@@ -33,7 +32,6 @@ class Twin(Sequence):
 
     def __init__(self, live: Sequence) -> None:
         self._live = live
-        self._tokens = ReadOnly(live.token_ids)
         self.place = live.place
         self.relegated = live.relegated
         self.due_s, self.latest_start_s = live.due_s, live.latest_start_s
@@ -73,7 +71,7 @@ def _forward(twin: type[Any]) -> None:
     for name in Sequence.__slots__:
         if name not in _OWN and name not in _WITHHELD:
             setattr(twin, name, _view(name))
-    twin.token_ids = property(lambda one: one._tokens)
+    twin.token_ids = property(lambda one: ReadOnly(one._live.token_ids))
     twin.charged = property(lambda one: one.charged_before or ReadOnly(one._live.charged))
 
 

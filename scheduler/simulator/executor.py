@@ -25,18 +25,22 @@ from fairlane.scheduler.step_work import work_of
 @dataclass(slots=True)
 class _Slot:
     """A sequence on the device. length: tokens with keys and values. left: output tokens until it ends; below 1: it has.
-    known: tokens that it had before it was evicted; up to there it computes them again."""
+    known: tokens that it had before it was evicted; up to there it computes them again. decodes_from: tokens after which it has
+    neither those nor prompt left to compute."""
 
     planned: Planned
     counts: Counts
     length: int
     left: int
     known: int
+    decodes_from: int
 
     def compute(self, num_tokens: int) -> None:
         """The next tokens get keys and values, and are counted unless they are of the output: those are when they are sampled."""
         start, end = self.length, self.length + num_tokens
         self.length = end
+        if start >= self.decodes_from:
+            return
         if start < self.known:
             self.counts.recomputed += min(end, self.known) - start
         if start < self.planned.prompt_tokens:
@@ -173,7 +177,8 @@ class TimedExecutor:
         counts = self._meter.of(planned.account)
         generated = len(new.token_ids) - new.num_prompt_tokens
         known = self._computed.get(planned.number, 0)
-        self._slots[new.slot] = _Slot(planned, counts, 0, planned.output_tokens - generated, known)
+        decodes_from = max(known, planned.prompt_tokens)
+        self._slots[new.slot] = _Slot(planned, counts, 0, planned.output_tokens - generated, known, decodes_from)
 
     def _compute(self, entry: ScheduledSequence) -> list[int]:
         slot = self._slots[entry.slot]

@@ -64,9 +64,8 @@ class Planned:
         )
 
 
-def plan(workload: Workload) -> list[Planned]:
-    """Its requests, numbered in order of arrival. Where some have prefixes, the worker caches, and all are cached."""
-    is_cached = workload.has_prefixes
+def plan(workload: Workload, *, is_cached: bool) -> list[Planned]:
+    """Its requests, numbered in order of arrival. is_cached: the worker keeps blocks for their prefixes."""
     ids: dict[int, int] = {}
     return [
         Planned(

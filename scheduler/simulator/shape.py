@@ -28,6 +28,8 @@ class WorkerShape:
 
     num_blocks: without the null block. max_num_resident: 0: max_num_seqs. max_prefill_chunk: most tokens of one sequence in a
     step; 0: no limit but the step's. network_s: from the gateway to the worker, and back. depth: pipeline depth, 0 to 2.
+    prefix_caching: also for a workload without prefixes, where only an evicted request finds its own blocks again; hashing them
+    takes time.
     """
 
     step: StepModel = H100
@@ -41,6 +43,7 @@ class WorkerShape:
     max_model_len: int = 131_072
     depth: int = 1
     network_s: float = 0.3e-3
+    prefix_caching: bool = False
 
     def info(self) -> ExecutorInfo:
         """The null block comes on top of num_blocks."""
@@ -109,6 +112,10 @@ _MAX_NETWORK_S = 3600.0
 def _value(name: str, value: object) -> StepModel | float | int:
     if name == "step":
         return StepModel.of(value)
+    if name == "prefix_caching":
+        if not isinstance(value, bool):
+            raise SimulationInputError(f"{name}: {value!r}: true or false is needed")
+        return value
     if name == "network_s":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_NETWORK_S:
             raise SimulationInputError(f"{name}: {value!r}: a number of seconds, from 0 to {_MAX_NETWORK_S:g}, is needed")

@@ -68,13 +68,17 @@ class SimResult:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A run keeps very many objects, and its requests make no cycles: looking for some takes up to a third of its time."""
+    """A run keeps very many objects, and its requests make no cycles: looking for some takes up to a third of its time. Once it
+    is over they are as good as old: counted as young, they would be looked through all together at once."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # else what somebody has frozen would thaw
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -100,14 +104,15 @@ class Simulation:
         self._shape = shape
         self._sample_s = sample_s
         self._check = check
-        self._planned = plan(workload)
+        is_cached = workload.has_prefixes or shape.prefix_caching
+        self._planned = plan(workload, is_cached=is_cached)
         self.outcomes = [Outcome(planned) for planned in self._planned]
         self._router = LeastOutstanding(num_workers)
         self.workers: list[SimWorker] = []
         for index in range(num_workers):
             clock = EventClock()
             executor = TimedExecutor(index, shape, self._planned, clock, self.meter, self.log)
-            worker = SimWorker(index, shape, snapshot, executor, clock, self, prefix_caching=workload.has_prefixes)
+            worker = SimWorker(index, shape, snapshot, executor, clock, self, prefix_caching=is_cached)
             self.workers.append(worker)
         self._due: list[tuple[float, int]] = []
         self._is_due = [False] * num_workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol
 
 from fairlane.blockmgr.manager import BlockManager
@@ -52,7 +53,8 @@ class SimWorker:
             shape.num_blocks + 1, shape.block_size, enable_prefix_caching=prefix_caching, num_host_blocks=shape.num_host_blocks
         )
         self.scheduler = Scheduler(shape.limits(), self.blocks, make_policy(NO_POLICY), clock)
-        self.engine = Engine(self.scheduler, executor, clock, self, self, shape.depth)
+        # Nobody reads its stats.
+        self.engine = Engine(self.scheduler, executor, clock, self, self, shape.depth, stats_interval_s=inf)
         self.stalled_s = 0.0
         self._observer = observer
         self._column: list[RequestId] = []

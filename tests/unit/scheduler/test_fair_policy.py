@@ -4,15 +4,17 @@ caller's own order beside them. The oracle is arithmetic: service divided by wei
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import request, snapshot, world
+from fairlane.blockmgr.hashing import HashChain
 from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.policies import make_policy
-from fairlane.scheduler.request import Payer, Request
+from fairlane.scheduler.request import Payer, Request, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy, WithinTier
 
 ONE_TIER = (Tier("standard", 50),)
@@ -258,3 +260,22 @@ def test_the_interval_gap_of_two_backlogged_tenants_is_bounded(data: st.DataObje
 
 def _has_waiting(driver: EngineDriver, requests: list[Request]) -> bool:
     return not all(any(delta.started for delta in driver.transcripts[one.request_id].deltas) for one in requests)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_who_begins_to_queue_starts_beside_those_that_can_go_whoever_was_asked_for_before(asks: bool) -> None:
+    """o/x is at its cap of one, so its request in batch, a tier that got nothing, cannot go: standard starts where gold is."""
+    tiers = (Tier("gold", 100), Tier("standard", 50), Tier("batch", 10))
+    policy = make_policy(replace(snapshot(TiersPolicy.FAIR, tiers), nodes=(NodeShare("o/x", max_running=1),)))
+    running, full, newcomer = (
+        Sequence(request(number, tier, tenant=tenant), number, HashChain("", 16))
+        for number, (tier, tenant) in enumerate((("gold", "o/x"), ("batch", "o/x"), ("standard", "q/z")), 1)
+    )
+    policy.adopt(running)
+    policy.push(full, 0.0)
+    policy.on_charge(running.payer, 500)
+    if asks:
+        assert policy.peek() is None
+    policy.push(newcomer, 0.0)
+    found = counters(policy)
+    assert [found[tier,] for tier in ("gold", "standard", "batch")] == [500, 500, 0]

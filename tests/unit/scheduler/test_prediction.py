@@ -25,7 +25,7 @@ PREDICTS = make_policy(replace(snapshot(TiersPolicy.FAIR, TIERS), predict_output
 
 def sequence(number: int, tenant: str = "o/a", outputs: int = 0, prompt: int = 100, max_tokens: int = 1000) -> Sequence:
     found = Sequence(request(number, prompt=prompt, max_tokens=max_tokens, tenant=tenant), number, HashChain("x", 16))
-    found.token_ids += [7] * outputs
+    found.token_ids = [*found.token_ids, *[7] * outputs]
     found.started = True
     return found
 

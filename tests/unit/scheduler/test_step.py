@@ -295,3 +295,18 @@ def test_an_output_survives_the_trip_to_another_rank_as_plain_values() -> None:
     for output in (first, second):
         plain = json.loads(json.dumps(output.to_plain()))
         assert ScheduleOutput.from_plain(plain) == output
+
+
+def test_who_waits_has_no_copy_of_its_prompt_and_who_runs_adds_to_no_other() -> None:
+    driver = world(max_num_seqs=1, max_resident=1)
+    shared = tuple(range(40))
+    first, second = request(1, prompt=shared), request(2, prompt=shared)
+    driver.add(first)
+    driver.add(second)
+    driver.turn()
+    waiting = driver.scheduler.sequence(second.request_id)
+    assert waiting is not None
+    has_copy = waiting.token_ids is not second.prompt_token_ids
+    driver.run_until_idle()
+    got = [driver.transcripts[one.request_id].token_ids for one in (first, second)]
+    assert (has_copy, shared, got) == (False, tuple(range(40)), [expected_tokens(first), expected_tokens(second)])

@@ -151,7 +151,8 @@ def test_a_shared_prefix_is_computed_once() -> None:
 @pytest.mark.parametrize("policy", list(TiersPolicy))
 def test_requests_leave_no_cycles_so_that_nobody_has_to_look_for_them(policy: TiersPolicy) -> None:
     simulation = Simulation(mixed(500), snapshot(policy), replace(SMALL, num_host_blocks=50))
-    gc.collect()
+    while gc.collect():  # what other tests left; finalizers make more
+        pass
     gc.disable()
     try:
         simulation.run()
@@ -159,3 +160,47 @@ def test_requests_leave_no_cycles_so_that_nobody_has_to_look_for_them(policy: Ti
     finally:
         gc.enable()
     assert found < 500  # the trees of the policies that were replaced
+
+
+def test_no_collection_looks_through_a_run_when_it_is_over() -> None:
+    simulation = Simulation(mixed(500), snapshot())
+    begun: list[str] = []
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        begun.append(phase)
+
+    gc.callbacks.append(watch)
+    try:
+        kept = [simulation.run(), *([number] for number in range(100))]  # containers: enough to ask the collector
+    finally:
+        gc.callbacks.remove(watch)
+    assert (len(kept), begun) == (101, [])
+
+
+def test_what_was_frozen_before_a_run_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        Simulation(mixed(20), snapshot()).run()
+        after = gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+    assert (after > 0, frozen - after < 1000) == (True, True)
+
+
+def test_nobody_counts_a_workers_tables_while_it_has_work() -> None:
+    simulation = Simulation(mixed(80), snapshot())
+    worker = simulation.workers[0]
+    simulation.run(duration_s=2.0)
+    counted_at, last = worker.engine.stats.step_id, worker.executor.num_steps
+    assert (counted_at < 5, last > 50) == (True, True)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_an_evicted_request_finds_its_own_blocks_again_where_the_worker_caches(caching: bool) -> None:
+    """Twenty blocks: the batch request holds eleven or so, gold needs thirteen. Seven stay as they were: 112 tokens of 160
+    and what it had generated."""
+    asked = (SimRequest(0.0, "o/t0", "batch", 160, 40), SimRequest(0.1, "o/t1", "gold", 200, 2))
+    shape = replace(SMALL, num_blocks=20, prefix_caching=caching)
+    result = run(Workload("two", asked, ("gold", "batch"), 100.0), TiersPolicy.VIP, shape)
+    assert (result.preemptions, result.recomputed_tokens > 0, result.recomputed_tokens < 160) == (1, True, caching)

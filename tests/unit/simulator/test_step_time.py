@@ -69,6 +69,7 @@ def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
         ('{"num_host_blocks": 1000000000000}', "num_host_blocks: 1000000000000: a whole number"),
         ('{"block_size": 1000000000000}', "block_size: 1000000000000: a whole number"),
         ("[" * 100_000, "is not JSON"),
+        ('{"prefix_caching": 1}', "prefix_caching: 1: true or false is needed"),
         ('{"max_num_seqs": 9, "max_num_batched_tokens": 8}', "max_num_batched_tokens (8) must be at least max_num_seqs (9)"),
         ("[1]", "an object with step"),
         ("{", "is not JSON"),
