@@ -93,8 +93,8 @@ def replay(measured: Measured, step_of: Callable[[str], StepModel], count: int) 
         }
 
 
-def replays(measured: Measured, model: StepModel, scatter: float) -> Replays:
-    return replay(measured, lambda name: scattered(model, scatter, name), REPLAYS)
+def replays(measured: Measured, model: StepModel, scatter: float, count: int = REPLAYS) -> Replays:
+    return replay(measured, lambda name: scattered(model, scatter, name), count)
 
 
 def compared(name: str, found: Sequence[Measured], made: Sequence[Replays], *, skip: int = 0) -> dict[Key, Compared]:
@@ -113,7 +113,7 @@ def rows_of(found: Sequence[Measured], fits: Sequence[Fit]) -> list[dict[str, An
     scatters = [scatter_of(one.steps, fitted.model) for one, fitted in zip(found, fits, strict=True)]
     by_sweep = [replays(one, one.sweep.model, scatter) for one, scatter in zip(found, scatters, strict=True)]
     by_steps = [replays(one, fitted.model, scatter) for one, fitted, scatter in zip(found, fits, scatters, strict=True)]
-    once = [replay(one, lambda _, model=one.sweep.model: model, 1) for one in found]
+    once = [replays(one, one.sweep.model, 0.0, 1) for one in found]
     console.print(f"steps scatter about the model by {', '.join(f'{scatter:.1%}' for scatter in scatters)}")
     rows = []
     for name in POLICIES:

@@ -27,12 +27,12 @@ def f9(seed: int) -> Numbers:
 
         def update(result, scheduler=worker.scheduler, observe=observe):  # type: ignore[no-untyped-def]
             nonlocal steps
-            steps += scheduler._launched[0].work_cost
+            steps += scheduler.launched[0].work_cost
             observe(result)
 
         worker.scheduler.update = update  # type: ignore[method-assign]
         busy_s = simulation.run().busy_s
-        steps += sum(step.work_cost for step in worker.scheduler._launched)
+        steps += sum(step.work_cost for step in worker.scheduler.launched)
         charged = sum(ledger.charged.values())
         found[f"off {cost.value}"] = abs(charged - steps)
         if cost is CostName.ROOFLINE:

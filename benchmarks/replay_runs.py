@@ -60,7 +60,8 @@ LOAD = (
     Flow("shop/checkout", "gold", 40, 0.3, 6.6, 28, 6),
 )
 # KV cache for ten of them.
-WORKER = WorkerConfig(num_blocks=100, max_num_seqs=16, max_num_batched_tokens=128, threads=1)
+NUM_BLOCKS = 100
+WORKER = WorkerConfig(num_blocks=NUM_BLOCKS, max_num_seqs=16, max_num_batched_tokens=128, threads=1)
 
 
 def candidate(tiers: str) -> Candidate:

@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 
 from replay_figures import Key, figures
-from replay_runs import POLICIES, WORKER, candidate, requests, scattered, served_in
+from replay_runs import NUM_BLOCKS, POLICIES, WORKER, candidate, requests, scattered, served_in
 from report import print_rows, write_json
 
 from fairlane.scheduler.simulator.shape import WorkerShape
@@ -34,7 +34,7 @@ def worker(run: str, spread: float, machine: float) -> WorkerShape:
     """Another one for every run. spread: of each step's factor; machine: of the one that all of a run's steps have."""
     return WorkerShape(
         step=scattered(STEPS, spread, run, Random(f"machine {run}").lognormvariate(0.0, machine)),
-        num_blocks=WORKER.num_blocks - 1,
+        num_blocks=NUM_BLOCKS - 1,
         max_num_seqs=WORKER.max_num_seqs,
         max_num_batched_tokens=WORKER.max_num_batched_tokens,
         max_num_resident=WORKER.max_num_resident,
