@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import bench_scheduler
 from ceil_runs import ceil
 from charge_runs import f9
 from deadline_runs import d1, d2, d3
@@ -121,7 +122,10 @@ PROMISES = (
     ),
     Promise("KV-guarantee", "steps in a row a kv_guarantee is denied, VIPs in the way", "KV", ("denied",), most=2, always=True),
 )
-# With their reasons; T1 and T2 are bench_scheduler.py's.
+# What bench_scheduler.py times, once, after everything else.
+TIMES = "T"
+NAMES = (*RUNS, TIMES)
+# With their reasons.
 LEFT_OUT = {
     "F8": "needs several gateways that share counters",
 }
@@ -144,9 +148,11 @@ def runs_of(asked: Sequence[str]) -> list[str]:
     """The runs by these names, or that checks of these ids (whole, or without what follows the dash) come from. ValueError."""
     found = dict[str, None]()
     for name in asked:
-        runs = [name] if name in RUNS else [p.run for p in PROMISES if name in (p.id, p.id.partition("-")[0])]
+        runs = [name] if name in NAMES else [p.run for p in PROMISES if name in (p.id, p.id.partition("-")[0])]
+        if name in ("T1", "T2"):
+            runs = [TIMES]
         if not runs:
-            raise ValueError(f"no run and no check is called {name!r}: some of the runs {', '.join(RUNS)}, or ids of checks")
+            raise ValueError(f"no run and no check is called {name!r}: some of the runs {', '.join(NAMES)}, or ids of checks")
         found |= dict.fromkeys(runs)
     return list(found)
 
@@ -155,17 +161,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
-    parser.add_argument("--only", metavar="LIST", help=f"some of the runs {','.join(RUNS)}, or those of checks: F5,V1-gentle")
+    parser.add_argument("--only", metavar="LIST", help=f"some of the runs {','.join(NAMES)}, or those of checks: F5,V1-gentle")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error(f"--seeds {arguments.seeds}: at least 1 is needed")
     try:
-        names = list(RUNS) if arguments.only is None else runs_of(arguments.only.split(","))
+        names = list(NAMES) if arguments.only is None else runs_of(arguments.only.split(","))
     except ValueError as error:
         parser.error(f"--only: {error}")
-    found: dict[str, dict[int, Numbers]] = {name: {} for name in names}
+    found: dict[str, dict[int, Numbers]] = {name: {} for name in names if name != TIMES}
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        jobs = {pool.submit(RUNS[name], seed): (name, seed) for name in names for seed in range(arguments.seeds)}
+        jobs = {pool.submit(RUNS[name], seed): (name, seed) for name in found for seed in range(arguments.seeds)}
         for job in track(as_completed(jobs), "simulating", total=len(jobs), console=console):
             name, seed = jobs[job]
             found[name][seed] = job.result()
@@ -176,6 +182,10 @@ def main() -> None:
     ]  # fmt: skip
     print_rows(f"{arguments.seeds} seeds", rows)
     checks = [judge(promise, list(found[promise.run].values())) for promise in PROMISES if promise.run in found]
+    if TIMES in names:
+        times = bench_scheduler.measured(quick=True)
+        rows += [{"run": TIMES, **row} for row in times]
+        checks += bench_scheduler.checks_of(times)
     print_checks(checks)
     console.print("left out: " + "; ".join(f"{ids}: {why}" for ids, why in LEFT_OUT.items()))
     write_json(arguments.json, checks, rows)

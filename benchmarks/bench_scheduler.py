@@ -3,6 +3,7 @@
 appends a token, increments a count and compares it with max_tokens: what a scheduler that tells every sequence does at least.
 
 steady: nobody comes or goes. churn: in every step 4 requests end, 4 are admitted and 4 arrive (their add() is timed, too).
+doors: one request arrives, one that waits is cancelled; each is timed alone.
 shadow: another policy that listens and is asked, and not obeyed.
 
     python benchmarks/bench_scheduler.py [--json FILE] [--quick] [--cpu-time]
@@ -16,6 +17,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from report import console, print_checks, print_rows, write_json
@@ -167,6 +169,27 @@ def churn(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str
     return row_of("churn", policy, waiting, tenants, times, shadow)
 
 
+def doors(policy: str, waiting: int, tenants: int) -> dict[str, Any]:
+    driver = crowd(policy, waiting, tenants, lambda number: 4000)
+    scheduler, numbers = driver.scheduler, itertools.count(RUNNING + waiting)
+    leaving = Random(0).sample(range(RUNNING, RUNNING + waiting), STEPS)
+    added: list[float] = []
+    cancelled: list[float] = []
+    for turn in quietly(STEPS):
+        arrival, leaver = request(next(numbers), tenants, 4000, driver.clock.now()), RequestId(leaving[turn])
+        start = Stopwatch.now_ns()
+        scheduler.add(arrival)
+        between = Stopwatch.now_ns()
+        here = scheduler.abort(leaver)
+        cancelled.append((Stopwatch.now_ns() - between) / 1000)
+        added.append((between - start) / 1000)
+        scheduler.take_deltas()
+        if not here:
+            raise RuntimeError(f"request {leaver} was not there")
+    row = {"load": "doors", "policy": policy, "shadow": "", "waiting": waiting, "tenants": tenants}
+    return row | {"add p50 us": percentile(added, 0.5), "cancel p50 us": percentile(cancelled, 0.5)}
+
+
 def quietly(count: int) -> Iterator[int]:
     """range(count) without the garbage collector's pauses."""
     gc.collect()
@@ -205,6 +228,40 @@ def timed_step(driver: EngineDriver, arrivals: list[Request]) -> tuple[float, fl
     return (scheduled - start) / 1000, (Stopwatch.now_ns() - executed) / 1000
 
 
+def measured(quick: bool) -> list[dict[str, Any]]:
+    """quick: only what the checks need."""
+    grid: list[tuple[Any, ...]] = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
+    if not quick:
+        grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
+        grid += [(churn, p, 10_000, 1000) for p in POLICIES]
+        grid += [(load, p, 10_000, 1000, shadow) for load in (steady, churn) for p, shadow in SHADOWS]
+    grid += [(doors, p, w, 1000) for p in POLICIES for w in (1000, 100_000)]
+    bare_us = bare_loop_us()
+    rows = []
+    for measure, *where in track(grid, "measuring", console=console):
+        row = measure(*where)
+        rows.append(row | ({"bare us": bare_us, "x bare loop": row["p50 us"] / bare_us} if "p50 us" in row else {}))
+    return rows
+
+
+def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
+    at = {(row["load"], row["policy"], row["waiting"], row["tenants"]): row for row in rows if not row["shadow"]}
+    by_tokens = [policy for policy, (_, _, cost) in POLICIES.items() if cost is CostName.TOKENS]
+
+    def growth(load: str, number: str, few: int) -> float:
+        return max(float(at[load, p, 100_000, 1000][number] / at[load, p, few, 1000][number]) for p in POLICIES)
+
+    ratio = max(float(at["steady", p, 10_000, 1000]["x bare loop"]) for p in by_tokens)
+    grows = growth("steady", "p50 us", 10_000)
+    arrives, leaves = (growth("doors", f"{number} p50 us", 1000) for number in ("add", "cancel"))
+    return [
+        Check("T1-10k", "p50 at 10k waiting, 1000 tenants, worst policy by tokens / bare loop", ratio, "<= 2", "x", ratio <= 2),
+        Check("T1-100k", "p50 at 100k waiting / at 10k, worst policy", grows, "<= 1.5", "x", grows <= 1.5),
+        Check("T2-arrival", "an arrival's p50 at 100k waiting / at 1k, worst policy", arrives, "<= 1.5", "x", arrives <= 1.5),
+        Check("T2-cancel", "a cancel's p50 at 100k waiting / at 1k, worst policy", leaves, "<= 1.5", "x", leaves <= 1.5),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
@@ -213,26 +270,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.cpu_time:
         Stopwatch.now_ns = staticmethod(time.thread_time_ns)
-    grid: list[tuple[Any, ...]] = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
-    if not arguments.quick:
-        grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
-    grid += [(churn, p, 10_000, 1000) for p in POLICIES]
-    grid += [(load, p, 10_000, 1000, shadow) for load in (steady, churn) for p, shadow in SHADOWS]
-    bare_us = bare_loop_us()
-    rows = []
-    for measure, *where in track(grid, "measuring", console=console):
-        row = measure(*where)
-        rows.append(row | {"x bare loop": row["p50 us"] / bare_us})
-    print_rows(f"{RUNNING} running; bare loop {bare_us:.1f} us", rows)
-    alone = [row for row in rows if row["load"] == "steady" and not row["shadow"]]
-    at = {(row["policy"], row["waiting"], row["tenants"]): row["p50 us"] for row in alone}
-    by_tokens = [policy for policy, (_, _, cost) in POLICIES.items() if cost is CostName.TOKENS]
-    ratio = max(at[p, 10_000, 1000] for p in by_tokens) / bare_us
-    growth = max(at[p, 100_000, 1000] / at[p, 10_000, 1000] for p in POLICIES)
-    checks = [
-        Check("T1-10k", "p50 at 10k waiting, 1000 tenants, worst policy by tokens / bare loop", ratio, "<= 2", "x", ratio <= 2),
-        Check("T1-100k", "p50 at 100k waiting / at 10k, worst policy", growth, "<= 1.5", "x", growth <= 1.5),
-    ]
+    rows = measured(arguments.quick)
+    steps, others = [row for row in rows if "p50 us" in row], [row for row in rows if "p50 us" not in row]
+    print_rows(f"{RUNNING} running; bare loop {steps[0]['bare us']:.1f} us", steps)
+    print_rows("one that arrives, one that is cancelled", others)
+    checks = checks_of(rows)
     print_checks(checks)
     write_json(arguments.json, checks, rows)
 

@@ -342,7 +342,7 @@ class StepPass:
     def _evict_for(self, sequence: Sequence) -> bool:
         """Makes room for one that does not fit, where the policy agrees and that suffices. What is found in the prefix cache
         counts for nothing: its blocks may be the victims' own."""
-        if not self._may_have_victims(sequence):
+        if not self._may_have_victims(sequence) and not self._scheduler.ceilings.shut:
             return False
         if self._given_back and self._budget - self._ahead.num_before(sequence) <= self._given_back:
             return False  # for what only evictions gave back, a token each, every decode there is would be evicted

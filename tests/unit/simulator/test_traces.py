@@ -153,5 +153,5 @@ def test_a_trace_of_years_is_refused_unless_only_its_beginning_is_asked_for(tmp_
 def test_a_prefix_takes_no_more_memory_than_its_prompt(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps(RECORDED | {"prefix": [1, 2, 3], "prefix_block": 10**12}))
-    request = plan(load_trace(file))[0].request()
+    request = plan(load_trace(file), is_cached=True)[0].request()
     assert request.prompt_token_ids == (0,) * 9

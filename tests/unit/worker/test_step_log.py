@@ -67,9 +67,8 @@ def test_the_log_says_what_the_worker_is(tmp_path: Path) -> None:
     assert log is not None
     log.write(WORK, 0.5)
     found = read_step_log(tmp_path / "steps", tmp_path / "none")
-    expected = WorkerShape(
-        num_blocks=9, block_size=4, max_num_seqs=2, max_num_resident=256, max_num_batched_tokens=8, max_model_len=256, depth=1
-    )
+    limits = {"max_num_seqs": 2, "max_num_resident": 256, "max_num_batched_tokens": 8, "max_model_len": 256}
+    expected = WorkerShape(num_blocks=9, block_size=4, depth=1, prefix_caching=True, **limits)
     assert (found.shape, found.about) == (expected, {"model": "tiny", "device": "cpu"})
 
 
