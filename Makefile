@@ -98,7 +98,7 @@ sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
 
-bench-policies: setup ## The policies' promises in the simulator, over five seeds (about ten minutes on two cores)
+bench-policies: setup ## The policies' promises in the simulator, over five seeds, T1 and T2 (about nine minutes on two cores)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_policies.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-simulator: setup ## How fast the simulator is (about two minutes)
