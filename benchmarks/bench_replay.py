@@ -19,7 +19,7 @@ import argparse
 import math
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from rich.progress import track
 from fairlane.bench.results import Check
 from fairlane.scheduler.simulator.fit import MAPE_LIMIT, WORST_LIMIT, Fit, cells_of, fit
 from fairlane.scheduler.simulator.report import percentile
+from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.step_work import StepWork
 
@@ -77,24 +78,21 @@ def scatter_of(steps: Sequence[tuple[StepWork, float]], model: StepModel) -> flo
     return (percentile(logs, 0.841) - percentile(logs, 0.159)) / 2
 
 
-def replay(measured: Measured, step_of: Callable[[str], StepModel], count: int) -> Replays:
-    """count replays of each recording under each policy. step_of: the worker's steps of the replay of that name."""
+def replays(measured: Measured, model: StepModel, scatter: float, count: int = REPLAYS) -> Replays:
+    """count replays of each recording under each policy, each with steps that scatter about the model anew."""
+
+    def shape(name: str) -> WorkerShape:
+        return replace(measured.shape, step=scattered(model, scatter, name))
+
     with tempfile.TemporaryDirectory() as folder:
         traces = {load: exported(lines, Path(folder) / f"{load}.jsonl") for load, lines in measured.recordings.items()}
         return {
             name: {
-                load: [
-                    simulate(load, trace, candidate(name), replace(measured.shape, step=step_of(f"{name} {load} {number}")))
-                    for number in range(count)
-                ]
+                load: [simulate(load, trace, candidate(name), shape(f"{name} {load} {number}")) for number in range(count)]
                 for load, trace in traces.items()
             }
             for name in POLICIES
         }
-
-
-def replays(measured: Measured, model: StepModel, scatter: float, count: int = REPLAYS) -> Replays:
-    return replay(measured, lambda name: scattered(model, scatter, name), count)
 
 
 def compared(name: str, found: Sequence[Measured], made: Sequence[Replays], *, skip: int = 0) -> dict[Key, Compared]:

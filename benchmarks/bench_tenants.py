@@ -55,7 +55,6 @@ from fairlane.worker.config import WorkerConfig
 from fairlane.worker.executors import make_executor
 from fairlane.worker.shape import shape_of
 
-Say = Callable[[str], None]
 NUM_RESIDENT, HOST_KV, HOST_BLOCKS = 256, "16GiB", 8192
 SHARES_EACH = 700
 CALIBRATION = "calibration"
