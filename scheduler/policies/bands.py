@@ -37,8 +37,8 @@ class BandPolicy:
     a minimum share ranks before all bands.
 
     by_tier: the tree begins with the tier. minimums: `min` is kept.
-    lease_tokens: how many tokens beyond those it had at admission an aged or minimum-share admission may compute before it
-    can be evicted for priority again.
+    lease_tokens: how many tokens beyond those it had at admission one that patience or a minimum share let go before a higher
+    band's may compute before it can be evicted for priority again.
     """
 
     name = "bands"
@@ -297,8 +297,12 @@ class BandPolicy:
     # -- bookkeeping ---------------------------------------------------------------------------------------------------
 
     def on_admit(self, sequence: Sequence) -> None:
-        if self._stays[sequence.request_id].risen > self._lowest(sequence) or self._min.is_owed(sequence.payer):
-            sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
+        """A lease, where patience or a minimum share let it go before somebody of a higher band who waits."""
+        risen = self._stays[sequence.request_id].risen
+        if risen > self._lowest(sequence) or self._min.is_owed(sequence.payer):
+            higher = sum(tree.num_queued() for tree in self._trees[self._band_of(sequence) + 1 :])
+            if higher > (risen > 0):  # it may be among them itself
+                sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
 
     def adopt(self, sequence: Sequence) -> None:
         sequence.relegated = sequence.relegated and self._deadlines.active

@@ -3,7 +3,7 @@ counter is brought up to date when it is read, so that a step does not touch eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fairlane.scheduler.cost import Ledger, Rate
@@ -200,6 +200,16 @@ def up(node: Node) -> Iterator[Node]:
     while current is not None:
         yield current
         current = current.parent
+
+
+def branch(parent: Node, node: Node, is_full: Callable[[str], bool]) -> Node | None:
+    """The child of `parent` that the node is or is below; None if there is none, or a cap keeps it from its turn there."""
+    for above in up(node):
+        if above.gate and is_full(above.gate):
+            return None
+        if above.parent is parent:
+            return above
+    return None
 
 
 def named(root: Node) -> Iterator[tuple[tuple[str, ...], Node]]:

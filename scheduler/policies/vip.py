@@ -2,7 +2,7 @@
 
 Two things keep lower tiers alive (bands.py). Patience: a waiting request ranks one band higher after each patience waited,
 but never gains the right to evict. Minimum share: while a tier or node with waiting work is owed part of its `min`, its head goes
-first. What was admitted either way holds a lease: no eviction for priority until it has come some tokens further.
+first. What either let go before a higher tier's holds a lease: no eviction for priority until it has come some tokens further.
 
 What protects a tier inside the step is its `shaping`, and its latency targets say how far that must go: while it streams, lower
 tiers' prompts get what fits into a step of its tpot_target; and no step is longer than a third of its ttft_target, whoever is

@@ -19,7 +19,7 @@ from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.policies.base import Rank
 from fairlane.scheduler.policies.caps import RunningCaps, tier_gate
 from fairlane.scheduler.policies.line import Line
-from fairlane.scheduler.policies.node import Node, SteadyCost, named, standing, up
+from fairlane.scheduler.policies.node import Node, SteadyCost, branch, named, standing, up
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import NodeShare, Tier, WithinTier
 
@@ -344,13 +344,12 @@ class WaitTree:
                     node.lift(self._floor(node.parent))
 
     def _floor(self, parent: Node) -> float:
-        """Of those that can go the smallest counter, else the largest there is. A branch that is full is looked into first, so
-        that no claim depends on whether somebody has asked for its head before."""
-        while (best := self._best_child(parent)) is not None:
-            if self._best_leaf(best) is not None:
-                return best.v
-            self._leave_heap(parent)
-        return parent.highest_v
+        """The smallest counter of those that can go, what this step set aside included, else the largest there is. Heads are
+        looked for, not taken from the heap's top, so that no claim depends on whether somebody has asked for them before."""
+        aside = (node if node.line is not None else self._best_leaf(node) for node in self._touched)
+        leaves = [self._best_leaf(parent), *aside]
+        branches = [branch(parent, leaf, self._caps.is_full) for leaf in leaves if leaf is not None and leaf.queued]
+        return min((child.v for child in branches if child is not None), default=parent.highest_v)
 
     def _offer(self, leaf: Node) -> None:
         """Enters the node and its ancestors into their parents' heaps, where they are not in under as small a key."""

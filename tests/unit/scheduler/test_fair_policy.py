@@ -279,3 +279,30 @@ def test_who_begins_to_queue_starts_beside_those_that_can_go_whoever_was_asked_f
     policy.push(newcomer, 0.0)
     found = counters(policy)
     assert [found[tier,] for tier in ("gold", "standard", "batch")] == [500, 500, 0]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("sets_aside", ["skip", "close"])
+@pytest.mark.parametrize("depth", [1, 2, 4], ids=["tier", "organisation", "member"])
+def test_who_begins_to_queue_starts_beside_those_that_only_this_step_passed_over(depth: int, sets_aside: str, asks: bool) -> None:
+    """A head that did not fit is as much in the running as before: a victim that begins to queue in the same step starts at its
+    counter, 200, not at the largest, 500. They part at each level of the tree in turn."""
+    path = ("gold", "o", "a", "m")
+    others = [(*path[: depth - 1], f"{path[depth - 1]}{number}", *path[depth:]) for number in (1, 2, 3)]
+    tiers = tuple(Tier(name, 100 - number) for number, name in enumerate(sorted({names[0] for names in others})))
+    policy = make_policy(snapshot(TiersPolicy.FAIR, tiers))
+    ahead, waiting, victim = (
+        Sequence(request(number, names[0], tenant="/".join(names[1:])), number, HashChain("", 16))
+        for number, names in enumerate(others, 1)
+    )
+    policy.adopt(ahead)
+    policy.push(waiting, 0.0)
+    policy.on_charge(ahead.payer, 500)
+    policy.on_charge(waiting.payer, 200)
+    assert policy.peek() is waiting
+    getattr(policy, sets_aside)(waiting)
+    if asks:
+        assert policy.peek() is None
+    policy.push(victim, 0.0)
+    found = counters(policy)
+    assert [found[names[:depth]] for names in others] == [500, 200, 200]

@@ -75,6 +75,29 @@ def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> No
     assert 0.09 <= share <= 0.15
 
 
+@pytest.mark.parametrize("is_contested", [False, True])
+def test_only_a_right_that_was_used_against_a_higher_tier_gives_a_lease(is_contested: bool) -> None:
+    """While a VIP runs, batch work that does not fit beside it comes to be owed its minimum. It is then admitted, alone or before
+    another VIP that waits; a VIP that needs its blocks may take them in the first case only."""
+    driver = world(tiers=(GOLD, Tier("batch", 10, min_share=0.1)), num_blocks=16, budget=256)
+    batch, late = request(2, "batch", prompt=100, max_tokens=60), request(3, "gold", prompt=200, max_tokens=4)
+    driver.add(request(1, "gold", prompt=200, max_tokens=8))
+    driver.turn()
+    driver.add(batch)
+    driver.turn()
+    if is_contested:
+        driver.add(late)
+    while batch.request_id not in {sequence.request_id for sequence in driver.scheduler.running}:
+        driver.turn()
+    for _ in range(5):
+        driver.turn()
+    if not is_contested:
+        driver.add(late)
+    driver.run_until_idle()
+    ended_s = [driver.transcripts[request(number).request_id].ended_s or 0.0 for number in (2, 3)]
+    assert (driver.scheduler.num_preemptions, ended_s[1] < ended_s[0]) == ((0, False) if is_contested else (1, True))
+
+
 def test_idle_time_earns_no_claim() -> None:
     debts = ShareDebts({"batch": 0.1})
     debts.set_backlogged([])
