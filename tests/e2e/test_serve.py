@@ -19,11 +19,11 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from displaced import GREEDY, displaced, token_ids
 from fairlane.protos.fairlane.v1 import inference_pb2 as pb
 from serving import CAPITAL, Served, serving, wait_until_serving
 
 ROOT = Path(__file__).resolve().parents[2]
-GREEDY = pb.SamplingParams(temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,6 @@ def chat(text: str, *, max_tokens: int = 32, tier: str = "", **fields: object) -
         tier=tier,
         response=pb.ResponseOptions(return_token_ids=True, lifecycle_events=True),
     )
-
-
-def token_ids(events: list[pb.GenerateEvent]) -> list[int]:
-    return [token for event in events for token in event.tokens.token_ids]
 
 
 def text_of(events: list[pb.GenerateEvent]) -> str:
@@ -80,28 +76,13 @@ def test_the_plain_stub_of_the_examples_says_paris(server: Served) -> None:
 
 def test_a_preempted_request_still_says_paris_with_the_same_tokens(server: Served) -> None:
     """While the batch request runs, a gold one arrives that needs 94 of the 96 blocks and takes the batch request's."""
-    question = chat(CAPITAL, max_tokens=120, ignore_eos=True)
-    gold = pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=[1000 + i for i in range(1490)]),
-        sampling=GREEDY,
-        stopping=pb.StoppingParams(max_tokens=8, ignore_eos=True),
-    )
-    with server.inference() as stub:
-        alone = list(stub.Generate(question, metadata=server.key("chatly/free")))
-        events: list[pb.GenerateEvent] = []
-        vip = None
-        for event in stub.Generate(question, metadata=server.key("chatly/free")):
-            events.append(event)
-            if vip is None and len(token_ids(events)) >= 40:
-                vip = stub.Generate(gold, metadata=server.key("northwind/checkout"))
-        assert vip is not None
-        assert list(vip)[-1].WhichOneof("event") == "finished"
-    assert events[-1].finished.usage.preemptions >= 1
-    kinds = [event.WhichOneof("event") for event in events]
+    got = displaced(server, chat(CAPITAL))
+    kinds = [event.WhichOneof("event") for event in got.events]
+    assert got.events[-1].finished.usage.preemptions >= 1
     assert kinds.index("preempted") < kinds.index("resumed")
-    assert "Paris" in text_of(events)
-    assert token_ids(events) == token_ids(alone)
-    assert [event.seq for event in events] == list(range(len(events)))
+    assert "Paris" in text_of(got.events)
+    assert token_ids(got.events)[: len(got.alone)] == got.alone
+    assert [event.seq for event in got.events] == list(range(len(got.events)))
 
 
 def test_500_clients_cancelled_at_random_moments_leave_nothing_and_disturb_nobody(server: Served) -> None:
