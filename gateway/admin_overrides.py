@@ -52,8 +52,7 @@ class OverrideHandlers(admin_pb2_grpc.AdminServicer):
         return await self._lift(Kind.SUSPEND_NODE, request.node, context)
 
     async def PauseTier(self, request: pb.PauseTierRequest, context: Context) -> pb.OverrideResponse:
-        if request.tier not in self._parts.in_force.policy.tiers:
-            raise InvalidRequest([FieldViolation("tier", "there is no such tier")], "TIER_UNKNOWN")
+        self._check_tier(request.tier)
         for_s = seconds(request.duration, given=request.HasField("duration"))
         return await self._overridden(self._parts.overrides.put(Kind.PAUSE_TIER, request.tier, by=operator(context), for_s=for_s))
 
@@ -81,6 +80,11 @@ class OverrideHandlers(admin_pb2_grpc.AdminServicer):
             for ticket in self._parts.admission.tickets()
             if (not request.node or tree.is_below(ticket.node, request.node)) and request.tier in ("", ticket.tier)
         ]
+        if not tickets:  # of what is gone from the policy something may be in flight still
+            if request.node:
+                self._check_node(request.node)
+            if request.tier:
+                self._check_tier(request.tier)
         limit = min(request.limit or _LIST_DEFAULT, _LIST_MOST)
         return pb.ListRequestsResponse(requests=[self._info(ticket) for ticket in tickets[:limit]], total=len(tickets))
 
@@ -110,6 +114,10 @@ class OverrideHandlers(admin_pb2_grpc.AdminServicer):
         known = node is not None and (node.path == path or (node.members is not None and tree.is_well_formed(path)))
         if not known and path not in self._parts.admission.in_flight_by_node():
             raise FairlaneError("NODE_NOT_FOUND", "the policy has no such organisation, tenant or member")
+
+    def _check_tier(self, name: str) -> None:
+        if name not in self._parts.in_force.policy.tiers:
+            raise InvalidRequest([FieldViolation("tier", "there is no such tier")], "TIER_UNKNOWN")
 
     def _key(self, name: str) -> tuple[str, str]:
         """The hash and the id of the key that `name`, either of them, means."""

@@ -269,7 +269,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Requests in flight, oldest first.
+        """Requests in flight, oldest first. NODE_NOT_FOUND, TIER_UNKNOWN: the policy has no such one, and nothing of it is in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

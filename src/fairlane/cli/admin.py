@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlane.cli import client
-from fairlane.cli.exits import USAGE, stop
+from fairlane.cli.durations import seconds_of
 
 Target = Annotated[str, typer.Option(envvar="FAIRLANE_ADMIN_TARGET", metavar="HOST:PORT", help="The server's admin address.")]
 For = Annotated[str | None, typer.Option("--for", metavar="TIME", help="Ends by itself after 90s, 30m, 12h or 2d.")]
@@ -20,8 +20,6 @@ DEFAULT_TARGET = "127.0.0.1:50052"
 
 # Applying a policy waits for the worker, which may be in a long step.
 _TIMEOUT_S = 30.0
-_DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NAME = re.compile(r"[^A-Za-z0-9._@-]")
 
 
@@ -40,12 +38,7 @@ def duration(text: str | None) -> Any:
     """30m as a protobuf Duration; None for None. Ends the command for anything else."""
     from google.protobuf.duration_pb2 import Duration
 
-    if text is None:
-        return None
-    match = _DURATION.fullmatch(text)
-    if match is None or not int(match[1]):
-        stop(USAGE, f"--for {text}: a time such as 90s, 30m, 12h or 2d is needed")
-    return Duration(seconds=int(match[1]) * _SECONDS[match[2]])
+    return None if text is None else Duration(seconds=seconds_of("--for", text))
 
 
 def when(timestamp: Any) -> str:

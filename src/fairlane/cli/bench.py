@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.cli import engine_flags
-from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, needs, stop
+from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, must_be_writable, needs, stop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +64,7 @@ def bench(
     with needs("worker"):
         from fairlane.bench.setup import device_name, kv_tokens, peak_memory_bytes
         from fairlane.bench.show import output_console, table
+    must_be_writable("--json", json_file)
     loads = None if run is None else _loads(run)
     config = engine_flags.checked_settings(
         model, model_config, load_format, device, worker_config, engine_flags.assignments(settings), loads or {}

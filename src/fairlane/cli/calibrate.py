@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlane.cli import engine_flags
-from fairlane.cli.exits import FAILED, USAGE, needs, stop
+from fairlane.cli.exits import FAILED, USAGE, must_be_writable, needs, stop
 
 if TYPE_CHECKING:
     from fairlane.scheduler.executor import Executor
@@ -63,8 +63,7 @@ def calibrate(
         from fairlane.scheduler.simulator.errors import SimulationInputError
         from fairlane.scheduler.simulator.fit import fit
     for flag, file in (("--out", out), ("--json", json_file)):
-        if file is not None and not file.resolve().parent.is_dir():
-            stop(USAGE, f"{flag}: there is no folder {file.resolve().parent}")
+        must_be_writable(flag, file)
     given = (model, model_config, load_format, device, worker_config, settings)
     try:
         if recorded is not None:

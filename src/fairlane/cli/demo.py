@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.cli import client
-from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, needs, stop
+from fairlane.cli.exits import FAILED, INTERRUPTED, USAGE, must_be_writable, needs, stop
 
 if TYPE_CHECKING:
     from fairlane.demo.scenario import PhasePolicy
@@ -58,8 +58,7 @@ def demo(
         from fairlane.demo.show import Options, Show
     place = None if target is None else _place(target, metrics, state_dir)
     options = Options(_phases(policies), seconds, None if no_picture else picture, place)
-    if options.picture is not None and not options.picture.resolve().parent.is_dir():
-        stop(USAGE, f"--picture: there is no folder {options.picture.resolve().parent}")
+    must_be_writable("--picture", options.picture)
     try:
         finished = asyncio.run(Show(options, Console(), MonotonicClock()).run())
     except ServerFailed as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -28,6 +30,19 @@ def utf8(value: str, what: str) -> str:
     except UnicodeEncodeError:
         stop(USAGE, f"{what} is not UTF-8 text")
     return value
+
+
+def must_be_writable(option: str, file: Path | None) -> None:
+    """Ends the command if the file that an option names cannot be written: before the work, which may take minutes."""
+    if file is None:
+        return
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        stop(USAGE, f"{option}: there is no folder {folder}")
+    if file.is_dir():
+        stop(USAGE, f"{option}: {file} is a folder: a file is needed")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        stop(USAGE, f"{option}: {file} cannot be written")
 
 
 @contextmanager

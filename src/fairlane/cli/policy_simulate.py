@@ -4,13 +4,12 @@ reads flags and says what is wrong with them."""
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairlane.cli.exits import FAILED, USAGE, needs, stop
+from fairlane.cli.exits import FAILED, USAGE, must_be_writable, needs, stop
 from fairlane.cli.policy import load_or_stop
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ def simulate(
         with needs("demo"):
             import matplotlib  # noqa: F401 - not there: say so now, not after the runs
     for option, path in (("--json", json_file), ("--png", png)):
-        if path is not None:
-            _must_be_writable(option, path)
+        must_be_writable(option, path)
     candidates = [Candidate(name, load_or_stop(name)) for name in (file, against) if name is not None]
     try:
         asked = _asked(trace, workload, seed, workers, shape, duration, speed)
@@ -166,13 +164,3 @@ def _say_who(candidates: Sequence[Candidate], placed: Sequence[Placed]) -> None:
             more = f" and {len(one.renamed) - len(shown)} more" if len(one.renamed) > len(shown) else ""
             policy = "the policy" if len(told) == 1 else candidate.name
             typer.echo(f"not in {policy}, so dealt to its tenants: {', '.join(shown)}{more}", err=True)
-
-
-def _must_be_writable(option: str, path: Path) -> None:
-    """Before the runs, which may take minutes."""
-    if not path.resolve().parent.is_dir():
-        stop(USAGE, f"{option}: there is no folder {path.resolve().parent}")
-    if path.is_dir():
-        stop(USAGE, f"{option}: {path} is a folder: a file is needed")
-    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-        stop(USAGE, f"{option}: {path} cannot be written")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.cli import engine_flags
-from fairlane.cli.exits import FAILED, USAGE, needs, stop
+from fairlane.cli.exits import FAILED, must_be_writable, needs, stop
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,8 +64,7 @@ def profile(
             if importlib.util.find_spec("viztracer") is None:
                 raise ModuleNotFoundError("no viztracer", name="viztracer")
     for flag, file in (("--out", out), ("--viztracer", viztracer)):
-        if file is not None and not file.resolve().parent.is_dir():
-            stop(USAGE, f"{flag}: there is no folder {file.resolve().parent}")
+        must_be_writable(flag, file)
     name = f"{batch}x{context}x{steps}"
     config = engine_flags.checked_settings(
         *(model, model_config, load_format, device, worker_config, engine_flags.assignments(settings)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Annotated
 import typer
 
 from fairlane.cli import client
-from fairlane.cli.exits import FAILED, USAGE, needs, stop
+from fairlane.cli.durations import seconds_of
+from fairlane.cli.exits import FAILED, must_be_writable, needs, stop
 
 app = typer.Typer(no_args_is_help=True, help="What a server has recorded of its requests.")
-
-_DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.callback()
@@ -43,9 +40,10 @@ def export(
         from fairlane.gateway.trace.export import export as exported
         from fairlane.gateway.trace.files import FOLDER, recorded_lines
         from fairlane.paths import state_dir as default_state_dir
+    must_be_writable("--out", out)
     folder = (state_dir or default_state_dir()) / FOLDER
     damaged: list[str] = []
-    since_s = None if since is None else time.time() - _seconds(since)
+    since_s = None if since is None else time.time() - seconds_of("--since", since)
     try:
         lines = list(
             exported(
@@ -70,10 +68,3 @@ def export(
     except OSError as error:
         stop(FAILED, f"{out or 'standard output'}: cannot be written: {error.strerror}")
     typer.echo(f"{len(lines)} requests", err=True)
-
-
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        stop(USAGE, f"--since {text}: a time such as 90s, 30m, 12h or 2d is needed")
-    return int(match[1]) * float(_SECONDS[match[2]])

@@ -131,6 +131,7 @@ async def test_every_command_has_help_with_an_example(command: str) -> None:
         (("tenants", "suspend", "acme", "--for", "0s"), 2, "--for 0s"),
         (("tiers", "pause", "glod"), 1, "TIER_UNKNOWN"),
         (("keys", "revoke", "nobody"), 1, "KEY_NOT_FOUND"),
+        (("requests", "list", "--node", "acme/shpo"), 1, "NODE_NOT_FOUND"),
         (("requests", "cancel", "acme/shop", "none"), 1, "REQUEST_NOT_FOUND"),
         (("policy", "rollback", "77"), 1, "GENERATION_NOT_FOUND"),
         (("policy", "apply", "/nonexistent"), 2, "there is no such file"),

@@ -93,6 +93,10 @@ SLIPS: dict[str, tuple[str, Any, Code, str]] = {
     "no node": ("SuspendNode", apb.SuspendNodeRequest(), Code.NOT_FOUND, "NODE_NOT_FOUND"),
     "a member of a tenant without": ("SuspendNode", apb.SuspendNodeRequest(node="acme/shop/x"), Code.NOT_FOUND, "NODE_NOT_FOUND"),
     "a tier there is not": ("PauseTier", apb.PauseTierRequest(tier="glod"), Code.INVALID_ARGUMENT, "TIER_UNKNOWN"),
+    "requests of no node": ("ListRequests", apb.ListRequestsRequest(node="acme/shpo"), Code.NOT_FOUND, "NODE_NOT_FOUND"),
+    "requests of no tier": (
+        "ListRequests", apb.ListRequestsRequest(node="acme", tier="glod"), Code.INVALID_ARGUMENT, "TIER_UNKNOWN",
+    ),
     "a key there is not": ("RevokeKey", apb.RevokeKeyRequest(key="k-sohp"), Code.NOT_FOUND, "KEY_NOT_FOUND"),
     "no time at all": (
         "PauseTier", apb.PauseTierRequest(tier="gold", duration=Duration()), Code.INVALID_ARGUMENT, "INVALID_REQUEST",

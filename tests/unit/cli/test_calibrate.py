@@ -71,6 +71,7 @@ def test_a_workers_recorded_steps_are_fitted(tmp_path: Path) -> None:
     ("arguments", "code", "complaint"),
     [
         (("--out", "/no/such/folder/x"), 2, "--out: there is no folder"),
+        (("--json", "."), 2, "--json: . is a folder"),
         (("--recorded", "."), 1, ".: cannot be read"),
         (("--recorded", "/no/such/file"), 1, "/no/such/file: cannot be read"),
         (("--recorded", "x", "--model", "smollm2"), 2, "--recorded measures nothing"),
