@@ -3,7 +3,7 @@ recorder writes of a run under FCFS is replayed in the simulator under the same 
 both of `fairlane calibrate`'s ways: by a sweep, in slices between the runs, and from recorded steps, those of the first repeat,
 which is then compared with the others only. What is compared, of which runs, and what chance could do: replay_figures.py.
 
-    python benchmarks/bench_replay.py [--json FILE] [--loads 10] [--repeats 2] [--processes 2] [--clock paced|work|wall]
+    python benchmarks/bench_replay.py [--json FILE] [--loads 20] [--repeats 2] [--processes 2] [--clock paced|work|wall]
 
 A worker has one thread; processes serve at the same time, each its part of the loads, and are replayed each with its own fit.
 A real run is one draw of chance, and so is one replay: every load is replayed some times, each step's time off from the model's
@@ -173,7 +173,7 @@ def checks_of(rows: Sequence[dict[str, Any]], sweeps: Sequence[Fit]) -> list[Che
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--loads", type=int, default=20, help="how many (default 20)")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each load under each policy (default 2)")
     parser.add_argument("--slice", type=float, default=2.0, help="seconds of calibration before each run (default 2)")
     parser.add_argument("--processes", type=int, default=2, help="that serve at once, a core each (default 2)")
