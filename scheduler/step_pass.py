@@ -25,7 +25,7 @@ from fairlane.scheduler.reclaim import Reclaim, StepHooks
 from fairlane.scheduler.request import Sequence, SequenceStatus
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.shaping import DecodesAhead, StepShaping, may_decode
-from fairlane.scheduler.stalls import end_stall, started
+from fairlane.scheduler.stalls import end_stall, pause, started
 from fairlane.scheduler.victims import evict, evictable_for, may_evict, resting
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class StepPass:
             self._settled = False
             if self._shaping.protected_chunk and may_decode(sequence) and self._shaping.may_pause(sequence):
                 self.placement.pause(sequence, self._now_s, self._scheduler.delta, PreemptionReason.HIGHER_RANK)
+            elif sequence in self._stuck:
+                pause(sequence, PreemptionReason.KV_CAPACITY, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:
         """What this step found out about admission, for the next ones; None while things are moving."""
@@ -404,7 +406,7 @@ class StepPass:
         if is_chunk:
             self._shaping.take(sequence, num_tokens)
 
-    # -- KV quotas -----------------------------------------------------------------------------------------------------
+    # -- KV quotas, victims --------------------------------------------------------------------------------------------
 
     def _hooks(self) -> StepHooks:
         return StepHooks(
@@ -418,8 +420,6 @@ class StepPass:
 
     def _losses(self, gainer: Sequence, needed: int, *, with_margin: bool = False) -> Losses | None:
         return None if self._quotas is None else Losses(self._quotas, gainer, needed, with_margin=with_margin)
-
-    # -- victims -------------------------------------------------------------------------------------------------------
 
     def _unplaced(self) -> list[Sequence]:
         """Running sequences that rank after the current one; those it passed earlier keep what they hold."""

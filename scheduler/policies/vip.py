@@ -55,7 +55,8 @@ class VIPPolicy(BandPolicy):
         if protected.tpot_target_s is not None and view.running.get(protected.name, 0) > view.prefilling.get(protected.name, 0):
             caps.append(self._deadlines.prompt_tokens(view, protected.tpot_target_s))
         if caps:
-            plan.lower_prefill_cap = int(min(*caps, plan.token_budget))
+            # At least one: the protected one may wait for what a lower one holds.
+            plan.lower_prefill_cap = max(1, int(min(*caps, plan.token_budget)))
         return plan
 
     def _is_present(self, tier: Tier, view: BatchView) -> bool:

@@ -64,7 +64,8 @@ def bench(
     with needs("worker"):
         from fairlane.bench.setup import device_name, kv_tokens, peak_memory_bytes
         from fairlane.bench.show import output_console, table
-    must_be_writable("--json", json_file)
+    if json_file is not None and json_file.resolve().parent.is_dir():  # else it is made
+        must_be_writable("--json", json_file)
     loads = None if run is None else _loads(run)
     config = engine_flags.checked_settings(
         model, model_config, load_format, device, worker_config, engine_flags.assignments(settings), loads or {}

@@ -180,6 +180,24 @@ def test_whoever_must_grow_takes_blocks_of_those_that_rest() -> None:
     assert driver.transcripts[2].token_ids == expected_tokens(other)  # 100 steps of 50 ms
 
 
+def test_who_can_neither_grow_nor_take_blocks_of_those_that_rest_is_told_that_it_stands_still() -> None:
+    """a/x, immune by now, rests with 9 of 11 blocks until its end; b/x needs a third one at its 33rd token."""
+    driver = world(policy=TiersPolicy.FCFS, nodes=(NodeShare("a/x", ceil=0.05),), tiers=PLAIN, step_time=STEP, num_blocks=12)
+    driver.add(request(1, tenant="a/x", prompt=130, max_tokens=14))
+    driver.turn()
+    driver.scheduler.sequence(1).num_evictions = 3
+    driver.add(other := request(2, tenant="b/x", prompt=10, max_tokens=100))
+    turns = 0
+    while driver.turn() or driver.scheduler.num_unfinished:
+        driver.rest()
+        turns += 1
+    told = {delta.preempted for delta in driver.transcripts[2].deltas if delta.preempted}
+    stood_s = max(delta.resumed_after_s or 0.0 for delta in driver.transcripts[2].deltas)
+    assert told == {(PreemptionKind.PAUSED, PreemptionReason.KV_CAPACITY)}
+    assert driver.transcripts[2].token_ids == expected_tokens(other)
+    assert (stood_s > 5.0, turns < 500) == (True, True)  # it is not asked every millisecond, either
+
+
 def preemptions(driver, number: int) -> list[tuple[PreemptionKind, PreemptionReason]]:
     told = [delta.preempted for delta in driver.transcripts[number].deltas if delta.preempted]
     return [one for one in told if one[0] is not PreemptionKind.PAUSED]

@@ -75,6 +75,19 @@ def test_minimum_share_serves_a_backlogged_tier_through_an_endless_flood() -> No
     assert 0.09 <= share <= 0.15
 
 
+@pytest.mark.parametrize(("rule", "budget"), [(ShapingRule(0.0), 128), (Shaping.STRICT, 3)])
+def test_a_vip_that_waits_for_a_lower_requests_place_does_not_stop_that_one(rule: ShapingRule | Shaping, budget: int) -> None:
+    """One of the organisation may run. The batch request's prompt is under way when a VIP of it comes, whose tier leaves others
+    nothing of a step, or less than a token: it gets one, or both would wait for ever."""
+    tiers = (Tier("gold", 100, shaping=rule), Tier("batch", 10))
+    driver = world(tiers=tiers, num_blocks=32, budget=budget, max_num_seqs=2, nodes=(NodeShare("o", max_running=1),))
+    driver.add(request(1, "batch", prompt=200, max_tokens=4, tenant="o/a"))
+    driver.turn()
+    driver.add(request(2, "gold", prompt=8, max_tokens=4, tenant="o/b"))
+    driver.run_until_idle(2_000)
+    assert [len(driver.transcripts[request(number).request_id].token_ids) for number in (1, 2)] == [4, 4]
+
+
 @pytest.mark.parametrize("is_contested", [False, True])
 def test_only_a_right_that_was_used_against_a_higher_tier_gives_a_lease(is_contested: bool) -> None:
     """While a VIP runs, batch work that does not fit beside it comes to be owed its minimum. It is then admitted, alone or before
