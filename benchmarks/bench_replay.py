@@ -1,7 +1,7 @@
 """The simulator against reality: real CPU workers with SmolLM2 serve loads of three tiers under FCFS, VIP and FAIR; what the
 recorder writes of a run under FCFS is replayed in the simulator under the same policies. Its worker is fitted to this machine in
-both of `fairlane calibrate`'s ways: by a sweep, in slices between the runs, and from recorded steps, those of the first repeat,
-which is then compared with the others only. What is compared, of which runs, and what chance could do: replay_figures.py.
+both of `fairlane calibrate`'s ways: by a sweep, in slices between the runs, and from recorded steps, for one half of the loads
+from those of the other half. What is compared, and what chance could do: replay_figures.py.
 
     python benchmarks/bench_replay.py [--json FILE] [--loads 20] [--repeats 2] [--processes 2] [--clock paced|work|wall]
 
@@ -71,52 +71,67 @@ def _served(told: Queue[str], running: Sequence[Future[Measured]], total: int) -
                         one.result()
 
 
-def scatter_of(steps: Sequence[tuple[StepWork, float]], model: StepModel) -> float:
-    """Deviation of the logarithm of measured / modelled: half of what the middle two thirds span, so that a few pauses count for
-    no more than they are."""
-    logs = [math.log(seconds / model.seconds(work)) for work, seconds in steps if seconds > 0 and work.tokens > 0]
+def scatter_of(steps: Mapping[int, Sequence[tuple[StepWork, float]]], models: Mapping[int, StepModel]) -> float:
+    """Deviation of the logarithm of measured / modelled, both by load: half of what the middle two thirds span, so that a few
+    pauses count for no more than they are."""
+    logs = [
+        math.log(seconds / models[load].seconds(work))
+        for load, own in steps.items()
+        for work, seconds in own
+        if seconds > 0 and work.tokens > 0
+    ]
     return (percentile(logs, 0.841) - percentile(logs, 0.159)) / 2
 
 
-def replays(measured: Measured, model: StepModel, scatter: float, count: int = REPLAYS) -> Replays:
-    """count replays of each recording under each policy, each with steps that scatter about the model anew."""
+def fits_of(measured: Measured) -> dict[int, Fit]:
+    """By load, a fit to the steps of other loads: of the half of them that it is not in."""
+    loads = list(measured.steps)
+    halves = [loads[0::2], loads[1::2]]
+    fits = [fit(cells_of([step for load in half for step in measured.steps[load]])) for half in halves]
+    return {load: fits[1 - number] for number, half in enumerate(halves) for load in half}
 
-    def shape(name: str) -> WorkerShape:
-        return replace(measured.shape, step=scattered(model, scatter, name))
+
+def replays(measured: Measured, models: Mapping[int, StepModel], scatter: float, count: int = REPLAYS) -> Replays:
+    """count replays of each recording under each policy, each with steps that scatter about its load's model anew."""
+
+    def shape(load: int, name: str) -> WorkerShape:
+        return replace(measured.shape, step=scattered(models[load], scatter, name))
 
     with tempfile.TemporaryDirectory() as folder:
         traces = {load: exported(lines, Path(folder) / f"{load}.jsonl") for load, lines in measured.recordings.items()}
         return {
             name: {
-                load: [simulate(load, trace, candidate(name), shape(f"{name} {load} {number}")) for number in range(count)]
+                load: [simulate(load, trace, candidate(name), shape(load, f"{name} {load} {number}")) for number in range(count)]
                 for load, trace in traces.items()
             }
             for name in POLICIES
         }
 
 
-def compared(name: str, found: Sequence[Measured], made: Sequence[Replays], *, skip: int = 0) -> dict[Key, Compared]:
-    """Of a policy, every process's runs with its replays, without the first `skip` repeats."""
+def compared(name: str, found: Sequence[Measured], made: Sequence[Replays]) -> dict[Key, Compared]:
+    """Of a policy, every process's runs with its replays."""
     pairs = [
         (run, replayed[name][load])
         for measured, replayed in zip(found, made, strict=True)
         for load, runs in measured.real[name].items()
-        for run in runs[skip:]
+        for run in runs
     ]
     return compare([run for run, _ in pairs], [own for _, own in pairs])
 
 
-def rows_of(found: Sequence[Measured], fits: Sequence[Fit]) -> list[dict[str, Any]]:
-    """fits: each process's, to its recorded steps."""
-    scatters = [scatter_of(one.steps, fitted.model) for one, fitted in zip(found, fits, strict=True)]
-    by_sweep = [replays(one, one.sweep.model, scatter) for one, scatter in zip(found, scatters, strict=True)]
-    by_steps = [replays(one, fitted.model, scatter) for one, fitted, scatter in zip(found, fits, scatters, strict=True)]
-    once = [replays(one, one.sweep.model, 0.0, 1) for one in found]
+def rows_of(found: Sequence[Measured], fits: Sequence[Mapping[int, Fit]]) -> list[dict[str, Any]]:
+    """fits: each process's, to recorded steps, by load."""
+    recorded = [{load: one.model for load, one in own.items()} for own in fits]
+    swept = [dict.fromkeys(one.steps, one.sweep.model) for one in found]
+    scatters = [scatter_of(one.steps, models) for one, models in zip(found, recorded, strict=True)]
+    by_sweep = [replays(one, own, scatter) for one, own, scatter in zip(found, swept, scatters, strict=True)]
+    by_steps = [replays(one, own, scatter) for one, own, scatter in zip(found, recorded, scatters, strict=True)]
+    once = [replays(one, own, 0.0, 1) for one, own in zip(found, swept, strict=True)]
     console.print(f"steps scatter about the model by {', '.join(f'{scatter:.1%}' for scatter in scatters)}")
     rows = []
     for name in POLICIES:
         of_sweep, of_once = compared(name, found, by_sweep), compared(name, found, once)
-        of_steps = compared(name, found, by_steps, skip=1)
+        of_steps = compared(name, found, by_steps)
         for key, one in of_sweep.items():
             other = of_steps[key]
             rows.append(
@@ -180,17 +195,20 @@ def main() -> None:
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="paced", help="what time is (default paced)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     given = parser.parse_args()
-    if given.repeats < 2:
-        parser.error("--repeats: at least 2 are needed: the steps of the first are what the others are compared with")
-    if not 1 <= given.processes <= given.loads:
-        parser.error("--processes: each needs a load, so at least 1 and at most --loads")
+    if given.repeats < 1:
+        parser.error("--repeats: at least 1 is needed")
+    if not 1 <= given.processes <= given.loads // 2:
+        parser.error(
+            "--processes: each needs two loads, one to fit to and one to compare, so at least 1 and at most half of --loads"
+        )
     found = measure_all(given)
-    fits = [fit(cells_of(one.steps)) for one in found]
+    fits = [fits_of(one) for one in found]
     rows = rows_of(found, fits)
     print_rows(f"the same loads, measured and simulated; {given.loads} of them, each {given.repeats} times", rows)
     for one, by_steps in zip(found, fits, strict=True):
         console.print(f"fitted to the sweep: {one.sweep.model}; {len(one.sweep.cells)} kinds of steps")
-        console.print(f"fitted to steps: {by_steps.model}; off by {by_steps.mape:.1%} on average, {by_steps.worst:.1%} at worst")
+        for fitted in {id(one): one for one in by_steps.values()}.values():
+            console.print(f"fitted to steps: {fitted.model}; off by {fitted.mape:.1%} on average, {fitted.worst:.1%} at worst")
         if one.paces:
             console.print(f"a second of this machine was worth {min(one.paces):.2f} to {max(one.paces):.2f} of the clock")
     checks = checks_of(rows, [one.sweep for one in found])

@@ -66,13 +66,13 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """real: by policy and load, a run of each repeat. recordings: by load, of its first run under FCFS. sweep: its fit. steps: of
-    the first repeat. paces: of the machine, as the clock found them."""
+    a load's runs. paces: of the machine, as the clock found them."""
 
     shape: WorkerShape
     sweep: Fit
     real: Mapping[str, Mapping[int, Sequence[Run]]]
     recordings: Mapping[int, list[str]]
-    steps: Sequence[tuple[StepWork, float]]
+    steps: Mapping[int, Sequence[tuple[StepWork, float]]]
     paces: Sequence[float]
 
 
@@ -83,18 +83,18 @@ def measure(loads: Sequence[int], repeats: int, slice_s: float, clock_name: str,
     executor = LocalExecutor(config, clock)
     real: dict[str, dict[int, list[Run]]] = {name: {load: [] for load in loads} for name in POLICIES}
     recordings: dict[int, list[str]] = {}
-    steps: list[tuple[StepWork, float]] = []
+    steps: dict[int, list[tuple[StepWork, float]]] = {load: [] for load in loads}
     try:
         between = _pace(clock, executor)
         points = points_for(config, executor.info)
         sweep = Sweep(Watched(executor, clock, between), config.pipeline_depth, clock)
-        for repeat, load, name in [(repeat, load, name) for repeat in range(repeats) for load in loads for name in POLICIES]:
+        for load, name in [(load, name) for _ in range(repeats) for load in loads for name in POLICIES]:
             sweep.run(points, clock.now() + slice_s, lambda: None)
             watched = Watched(executor, clock, between)
             found, lines = serve(watched, config, clock, candidate(name), load)
             real[name][load].append(found)
             recordings.setdefault(load, lines)
-            steps += [] if repeat else watched.steps
+            steps[load] += watched.steps
             told(name)
         paces = clock.paces if isinstance(clock, PacedClock) else []
         return Measured(shape_of(config, executor.info), fit(sweep.cells()), real, recordings, steps, paces)

@@ -22,7 +22,7 @@ from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.simulator.workload import SimRequest, Workload, in_order
 
-LOADS, REPEATS = 10, 2
+LOADS, REPEATS = 20, 2
 TIERS = ("gold", "standard", "batch")
 
 

@@ -98,7 +98,7 @@ def test_scatter_is_that_of_the_steps_whatever_a_few_pauses_took() -> None:
     noisy = scattered(CPU, 0.07, "a")
     works = [work_of(1 + number % 16, 100 * number) for number in range(2000)]
     steps = [(work, noisy.seconds(work) * (50 if number % 100 == 0 else 1)) for number, work in enumerate(works)]
-    assert scatter_of(steps, CPU) == pytest.approx(0.07, rel=0.15)
+    assert scatter_of({1: steps}, {1: CPU}) == pytest.approx(0.07, rel=0.15)
 
 
 def test_a_replay_of_the_same_name_scatters_the_same_and_a_faster_run_is_faster_in_all_its_steps() -> None:
