@@ -80,7 +80,7 @@ class StepPass:
         if self._reclaim is not None and self._reclaim.run():
             self._set_order()
         self._walk()
-        placed = set(self.placement.sequences)
+        placed, stuck = set(self.placement.sequences), set(self._stuck)
         if self._reclaim is not None:
             self._reclaim.done(self._reclaim.was_pressed if self._known is not None else self._passed_over_any)
             for sequence in self._reclaim.brought:
@@ -96,7 +96,7 @@ class StepPass:
             self._settled = False
             if self._shaping.protected_chunk and may_decode(sequence) and self._shaping.may_pause(sequence):
                 self.placement.pause(sequence, self._now_s, self._scheduler.delta, PreemptionReason.HIGHER_RANK)
-            elif sequence in self._stuck:
+            elif sequence in stuck:  # no policy's pause, so none that a shadow is compared by
                 pause(sequence, PreemptionReason.KV_CAPACITY, self._now_s, self._scheduler.delta)
 
     def settlement(self) -> Settlement | None:

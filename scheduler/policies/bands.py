@@ -291,18 +291,20 @@ class BandPolicy:
         return len(self._stays)
 
     def position(self, sequence: Sequence) -> int:
-        band = self._band_of(sequence)
-        return sum(tree.num_queued() for tree in self._trees[band + 1 :]) + self._trees[band].position(sequence)
+        return self._num_above(sequence) + self._trees[self._band_of(sequence)].position(sequence)
+
+    def _num_above(self, sequence: Sequence) -> int:
+        """Waiting sequences in the bands above its own, whoever rose there included."""
+        return sum(tree.num_queued() for tree in self._trees[self._band_of(sequence) + 1 :])
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------------
 
     def on_admit(self, sequence: Sequence) -> None:
         """A lease, where patience or a minimum share let it go before somebody of a higher band who waits."""
         risen = self._stays[sequence.request_id].risen
-        if risen > self._lowest(sequence) or self._min.is_owed(sequence.payer):
-            higher = sum(tree.num_queued() for tree in self._trees[self._band_of(sequence) + 1 :])
-            if higher > (risen > 0):  # it may be among them itself
-                sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
+        by_right = risen > self._lowest(sequence) or self._min.is_owed(sequence.payer)
+        if by_right and self._num_above(sequence) > (risen > 0):  # it may be among them itself
+            sequence.lease_until_tokens = sequence.num_tokens + self._lease_tokens
 
     def adopt(self, sequence: Sequence) -> None:
         sequence.relegated = sequence.relegated and self._deadlines.active
