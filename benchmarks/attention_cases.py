@@ -294,6 +294,7 @@ _PREFILL_SHAPES = {
     "2x2048": (2, 2 * K, 2 * K),
     "1x8192": (1, 8 * K, 8 * K),
     "2x(512 on 4096)": (2, 512, 4 * K + 512),
+    "8x1000 MHA": (8, 1000, 1000),
 }
 
 
@@ -322,15 +323,9 @@ def cascade_cases(block_size: int) -> list[Case]:
 
 
 def prefill_cases(block_size: int) -> list[Case]:
-    geometry = Geometry(block_size=block_size)
-    return [
-        Case(
-            "prefill",
-            "paged_prefill",
-            name,
-            partial(PrefillBench, batch=batch, queries=queries, seq_len=seq_len, geometry=geometry),
-            PREFILL[name],
-            block_size,
-        )
-        for name, (batch, queries, seq_len) in _PREFILL_SHAPES.items()
-    ]
+    cases = []
+    for name, (batch, queries, seq_len) in _PREFILL_SHAPES.items():
+        geometry = Geometry(num_kv_heads=32 if "MHA" in name else 8, block_size=block_size)
+        prepare = partial(PrefillBench, batch=batch, queries=queries, seq_len=seq_len, geometry=geometry)
+        cases.append(Case("prefill", "paged_prefill", name, prepare, PREFILL.get(name), block_size))
+    return cases

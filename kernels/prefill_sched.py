@@ -2,7 +2,9 @@
 lengths anyway, and used by every layer. How a tile is computed is paged_prefill.py's business.
 
 A sequence is cut from its own first query on, by a configuration chosen by its own number of queries, so that nothing of it
-depends on companions. Tiles run longest first: the last ones to start are then short, and no SM works alone for long.
+depends on companions. Sequences run one after the other, tiles with most keys first: those that run at the same time read the
+same keys, which the L2 cache has then. The sequence whose shortest tile is longest runs first, so that the last tiles to start
+are the shortest of all and no SM works alone for long: few queries behind a long context have no short tiles to end with.
 
     tiles int32 [N, 4]:   sequence   first row of q   tokens (0: nothing to do)   position of its first query (may be negative)
 """
@@ -129,10 +131,12 @@ def _check_step(starts: np.ndarray, lens: np.ndarray, padded_rows: int | None) -
 
 
 def _cut(jobs: np.ndarray, per_tile: int, window: int | None) -> np.ndarray:
-    """Tiles [N, 4], longest first, of jobs [n, 4]: the same fields, for whole sequences. Ties keep the jobs' order."""
+    """Tiles [N, 4] of jobs [n, 4]: the same fields, for whole sequences. Job after job, by the keys of their shortest tile and
+    then of their longest, most first; of each, the longest tile first. Ties keep the jobs' order."""
     if not len(jobs) or not per_tile:
         return np.empty((0, _FIELDS), np.int64)
     counts = -(-jobs[:, 2] // per_tile)
+    job = np.repeat(np.arange(len(jobs)), counts)
     tiles = np.repeat(jobs, counts, axis=0)
     done = per_tile * (np.arange(len(tiles)) - np.repeat(np.cumsum(counts) - counts, counts))
     tiles[:, 1] += done
@@ -140,7 +144,11 @@ def _cut(jobs: np.ndarray, per_tile: int, window: int | None) -> np.ndarray:
     tiles[:, 2] = np.minimum(tiles[:, 2] - done, per_tile)
     end = np.maximum(tiles[:, 2] + tiles[:, 3], 0)
     keys = end if window is None else end - np.clip(tiles[:, 3] - window + 1, 0, end)
-    return tiles[np.argsort(-keys, kind="stable")]
+    fewest, most = np.full(len(jobs), _INT32_MAX, np.int64), np.zeros(len(jobs), np.int64)
+    np.minimum.at(fewest, job, keys)
+    np.maximum.at(most, job, keys)
+    ordered: np.ndarray = tiles[np.lexsort((-keys, job, -most[job], -fewest[job]))]
+    return ordered
 
 
 def _place(tiles: list[np.ndarray], tuning: PrefillTuning, device: torch.device | str) -> tuple[TileGroup, ...]:

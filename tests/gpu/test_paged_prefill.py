@@ -145,6 +145,8 @@ MIXED: Lengths = [(700, 700), (1500, 260), (33, 33), (900, 17), (64, 5), (17, 2)
     [
         LLAMA,
         replace(LLAMA, block_size=64, dtype=torch.float16),
+        Model(32, 32),
+        Model(32, 32, window=200),
         Model(28, 4, 128, 8, window=300),
         Model(10, 2, 80, 32, window=1),
         Model(14, 2, 64, 16),
