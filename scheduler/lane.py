@@ -60,6 +60,8 @@ class DecodeLane:
         """Before a step: who is done leaves, who will only decode from now on joins. Not sooner, so that the results of the
         last step find the lane as it was."""
         self.let_go(policy)
+        if not self.joining:
+            return
         steady = [sequence for sequence in self.joining if self.may_join(sequence)]
         self.joining = []
         if steady:
@@ -174,7 +176,7 @@ class DecodeLane:
 
     def charge(self, policy: Policy, rate: Rate, ledger: Ledger) -> int:
         """Charges every member by the tokens it has computed. Returns the sum."""
-        base = Rate(rate.of(self._step), rate.per_token)
+        base = Rate(rate.of(self._step), rate.per_token) if rate.per_token else rate
         policy.on_steady_step(base, ledger)
         self._each[ledger] += base.per_sequence
         self._per_token[ledger] += base.per_token

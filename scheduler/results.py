@@ -5,9 +5,8 @@ sequence."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairlane.scheduler.ceilings import StepParts
 from fairlane.scheduler.events import DecodedTokens, EndReason
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from fairlane.scheduler.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
+class LaunchedStep(NamedTuple):
     """What is to be known of a step when it returns: entry i of the output belongs to sequences[i], decode_slots[i] to lane[i];
     swapped: whom it swaps out; brought: whom it swaps in and computes nothing for; work_cost: what was charged for it;
     held_cost: for the time before it; parts: what it does for whom, where somebody has a `ceil`."""
@@ -75,12 +73,13 @@ def _take_column(scheduler: Scheduler, members: list[Sequence], result: StepResu
     lane, deltas, tokens = scheduler.lane, scheduler.deltas, result.decode_tokens
     lane.let_go(scheduler.policy)  # of those whose last step this may be
     as_placed = members is lane.members
-    if as_placed and not result.errors and lane.stop_ids.isdisjoint(tokens) and lane.has_no_part_in(deltas):
+    nobody_stops = not lane.stop_ids or lane.stop_ids.isdisjoint(tokens)
+    if as_placed and not result.errors and nobody_stops and lane.has_no_part_in(deltas):
         lane.retire(tokens)
         scheduler.decoded.append(DecodedTokens(lane.request_ids, tokens))
         return
     lane.settle()
-    if not lane.stop_ids.isdisjoint(tokens):
+    if not nobody_stops:
         stopped = [one for one, token in zip(members, tokens, strict=True) if token in one.request.stop_token_ids]
         lane.leave(stopped, scheduler.policy)  # all at once: each takes a walk over the lane
     stop_ids, errors = lane.stop_ids, result.errors

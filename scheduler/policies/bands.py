@@ -15,7 +15,7 @@ from fairlane.scheduler.policies.caps import RunningCaps, gate_places
 from fairlane.scheduler.policies.deadlines import Deadlines
 from fairlane.scheduler.policies.gap import PreemptGap
 from fairlane.scheduler.policies.min_shares import MinShares
-from fairlane.scheduler.policies.node import named
+from fairlane.scheduler.policies.node import SteadyCost, named
 from fairlane.scheduler.policies.wait_tree import WaitTree
 from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import PolicySnapshot, WithinTier
@@ -63,8 +63,11 @@ class BandPolicy:
         self._by_tier = by_tier
         self._top_band = max(band.values())
         self._caps = RunningCaps(shares)
+        self._steady = SteadyCost()
         self._trees = [
-            WaitTree(within, self._tiers, shares, self._caps, by_tier=by_tier, predicts=snapshot.predict_output)
+            WaitTree(
+                within, self._tiers, shares, self._caps, by_tier=by_tier, predicts=snapshot.predict_output, steady=self._steady
+            )
             for _ in range(self._top_band + 1)
         ]
         if self._deadlines.active:  # below all bands: by arrival, who could not start in time
@@ -339,8 +342,7 @@ class BandPolicy:
 
     def on_steady_step(self, rate: Rate, ledger: Ledger) -> None:
         if self._fair:
-            for tree in self._ranked:
-                tree.steady.charge(rate, ledger)
+            self._steady.charge(rate, ledger)
         self._min.steady_step(rate)
 
     def on_step_time(self, cost: int, num_tokens: int, elapsed_s: float) -> None:

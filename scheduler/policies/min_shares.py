@@ -86,7 +86,8 @@ class MinShares:
     def steady_step(self, rate: Rate) -> None:
         """Every decoding sequence is charged by its tokens."""
         if self._debts.is_counting:
-            costs = {a: rate.per_sequence * n + rate.per_token * self._tokens[a] for a, n in self._decoding.items()}
+            each, per_token, tokens = rate.per_sequence, rate.per_token, self._tokens
+            costs = {account: each * count + per_token * tokens[account] for account, count in self._decoding.items()}
             self._debts.add_costs(costs, costs.get(_ALL, 0))
 
     def take_over(self, previous: MinShares) -> None:

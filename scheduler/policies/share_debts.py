@@ -15,10 +15,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from copy import deepcopy
 
 # What is paid in advance counts up to this part of what is due in a window: with `min` exact, the least in any window.
 _ADVANCE = 0.04
+
+
+class _Account:
+    """debt: in cost units; recent: what everybody got while it was backlogged, in the window; served, total: what it got, and
+    what everybody got, since the last advance()."""
+
+    __slots__ = ("debt", "name", "recent", "served", "share", "total")
+
+    def __init__(self, name: str, share: float) -> None:
+        self.name = name
+        self.share = share
+        self.debt = 0.0
+        self.recent = self.served = self.total = 0
+
+    def bound(self) -> float:
+        """No more is owed than its share of the window; returns that."""
+        self.debt = min(self.debt, self.share * self.recent)
+        return self.debt
 
 
 class ShareDebts:
@@ -30,45 +47,55 @@ class ShareDebts:
 
     def __init__(self, shares: Mapping[str, float], window_s: float = 10.0, bucket_s: float = 0.25) -> None:
         self.owed: frozenset[str] = frozenset()
-        self._shares = shares
+        self._accounts = {name: _Account(name, share) for name, share in shares.items()}
         self._window_s = window_s
         self._bucket_s = bucket_s
-        self._debts: dict[str, float] = {}
-        # Since the last advance(): account -> [what it got, what everybody got]
-        self._new: dict[str, list[int]] = {}
-        # (start, account -> what everybody got while it was backlogged), and their sums
+        self._counting: set[_Account] = set()  # since the last advance()
+        # (start, account -> what everybody got while it was backlogged)
         self._buckets: deque[tuple[float, dict[str, int]]] = deque()
-        self._recent: dict[str, int] = {}
-        self._backlogged: frozenset[str] = frozenset()
+        self._backlogged: list[_Account] = []
 
     def advance(self, now_s: float) -> None:
         """A step begins at now_s: settles what the one before was charged."""
-        if self._new or self._buckets:
-            self._count_recent(now_s)
-        for account, (served, total) in self._new.items():
-            share = self._shares.get(account, 0.0)
-            debt = self._debts.get(account, 0.0) + share * total
-            room = max(0.0, debt + _ADVANCE * share * self._recent[account])
-            self._debts[account] = debt - (served if account in self.owed else min(served, room))
-        self._new.clear()
-        for account, debt in self._debts.items():
-            self._debts[account] = min(debt, self._shares.get(account, 0.0) * self._recent.get(account, 0))
-        self.owed = frozenset(account for account, debt in self._debts.items() if debt > 0)
+        if self._counting or self._buckets:
+            self._move_window(now_s)
+        owed = []
+        for account in self._counting:
+            debt = account.debt + account.share * account.total
+            if account.name in self.owed:
+                debt -= account.served
+            else:
+                debt -= min(account.served, max(0.0, debt + _ADVANCE * account.share * account.recent))
+            account.debt = debt
+            account.served = account.total = 0
+            if account.bound() > 0:
+                owed.append(account.name)
+        if self.owed:
+            owed += self._still_owed()
+        self._counting.clear()
+        if owed or self.owed:
+            self.owed = frozenset(owed)
 
-    def _count_recent(self, now_s: float) -> None:
-        if not self._buckets or now_s >= self._buckets[-1][0] + self._bucket_s:
-            self._buckets.append((now_s, {}))
-        while self._buckets[0][0] < now_s - self._window_s - self._bucket_s:
-            for account, total in self._buckets.popleft()[1].items():
-                self._recent[account] -= total
-        bucket = self._buckets[-1][1]
-        for account, (_, total) in self._new.items():
-            bucket[account] = bucket.get(account, 0) + total
-            self._recent[account] = self._recent.get(account, 0) + total
+    def _still_owed(self) -> list[str]:
+        """Of those that nothing was counted for, whom the window still owes something."""
+        owed = [self._accounts[name] for name in self.owed]
+        return [account.name for account in owed if account not in self._counting and account.bound() > 0]
+
+    def _move_window(self, now_s: float) -> None:
+        buckets = self._buckets
+        if not buckets or now_s >= buckets[-1][0] + self._bucket_s:
+            buckets.append((now_s, {}))
+        while buckets[0][0] < now_s - self._window_s - self._bucket_s:
+            for name, total in buckets.popleft()[1].items():
+                self._accounts[name].recent -= total
+        bucket = buckets[-1][1]
+        for account in self._counting:
+            bucket[account.name] = bucket.get(account.name, 0) + account.total
+            account.recent += account.total
 
     def set_backlogged(self, accounts: Iterable[str]) -> None:
         """Whose accounts the following charges count in."""
-        self._backlogged = frozenset(accounts)
+        self._backlogged = [self._accounts[name] for name in set(accounts)]
 
     @property
     def is_counting(self) -> bool:
@@ -78,26 +105,30 @@ class ShareDebts:
     def add(self, served: Collection[str], cost: int) -> None:
         """Work for the accounts in `served`."""
         for account in self._backlogged:
-            self._add(account, cost if account in served else 0, cost)
+            if account.name in served:
+                account.served += cost
+            account.total += cost
+        self._counting.update(self._backlogged)
 
     def add_costs(self, served: Mapping[str, int], total: int) -> None:
         """As add(): work that cost `total`, served[account] of it for each account."""
         for account in self._backlogged:
-            self._add(account, served.get(account, 0), total)
-
-    def _add(self, account: str, served: int, total: int) -> None:
-        entry = self._new.get(account)
-        if entry is None:
-            self._new[account] = [served, total]
-        else:
-            entry[0] += served
-            entry[1] += total
+            account.served += served.get(account.name, 0)
+            account.total += total
+        self._counting.update(self._backlogged)
 
     def take_over(self, previous: ShareDebts) -> None:
         """Starts with another's debts, of the accounts that this one has, too; either goes on for itself."""
-        kept = self._shares.keys()
-        self._debts = {account: debt for account, debt in previous._debts.items() if account in kept}
-        self._new, self._buckets = deepcopy(previous._new), deepcopy(previous._buckets)
-        self._recent = previous._recent.copy()
+        kept = self._accounts.keys() & previous._accounts.keys()
+        for name in kept:
+            mine, its = self._accounts[name], previous._accounts[name]
+            mine.debt, mine.recent, mine.served, mine.total = its.debt, its.recent, its.served, its.total
+        self._counting = {self._accounts[account.name] for account in previous._counting if account.name in kept}
+        self._backlogged = [self._accounts[account.name] for account in previous._backlogged if account.name in kept]
+        self._buckets = deque((start, {n: total for n, total in of.items() if n in kept}) for start, of in previous._buckets)
         self.owed = previous.owed & kept
-        self._backlogged = previous._backlogged & kept
+
+    def standing(self, name: str) -> tuple[float, int]:
+        """What is owed to an account, and all the work of the window that counted for it."""
+        account = self._accounts[name]
+        return account.debt, account.recent

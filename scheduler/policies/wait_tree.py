@@ -39,8 +39,9 @@ class WaitTree:
         *,
         by_tier: bool,
         predicts: bool = False,
+        steady: SteadyCost | None = None,
     ) -> None:
-        """predicts: counters go by what is expected of running sequences, too."""
+        """predicts: counters go by what is expected of running sequences, too. steady: other trees', charged with it."""
         self._fair = within is WithinTier.FAIR
         self._tiers = tiers
         self._shares = shares
@@ -54,9 +55,9 @@ class WaitTree:
         self._carried: set[Node] = set()  # had waiting sequences under the policy before, and have none here yet
         self._closed = False
         self._moves = 0  # of counters
-        self.steady = SteadyCost()
-        self._charged = self.steady.totals
-        self.root = Node("", "", None, 1.0, 0, self.steady)
+        self._steady = steady or SteadyCost()
+        self._charged = self._steady.totals
+        self.root = Node("", "", None, 1.0, 0, self._steady)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
@@ -170,8 +171,8 @@ class WaitTree:
 
     def _standing(self, payer: Payer) -> tuple[float, ...]:
         """Remembered until a counter moves: those that run are sorted by it, and many are of one leaf."""
-        if self._charged is not self.steady.totals:
-            self._charged = self.steady.totals
+        if self._charged is not self._steady.totals:
+            self._charged = self._steady.totals
             self._moves += 1
         leaf = self._leaf_of(payer)
         if leaf.stood_at != self._moves:
@@ -316,12 +317,12 @@ class WaitTree:
         self._uids += 1
         if self._by_tier and parent is self.root:
             tier = self._tiers.get(name)
-            child = Node(name, "", parent, 1.0 if tier is None else tier.weight, self._uids, self.steady)
+            child = Node(name, "", parent, 1.0 if tier is None else tier.weight, self._uids, self._steady)
             if tier is not None and tier.ceil is not None:
                 child.gate = tier_gate(name)
         else:
             path = f"{parent.path}/{name}" if parent.path and name else name or parent.path
-            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self.steady)
+            child = Node(name, path, parent, self._weight(path, parent.path) if name else 1.0, self._uids, self._steady)
         parent.children[name] = child
         return child
 

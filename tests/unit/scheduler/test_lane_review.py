@@ -105,8 +105,8 @@ def test_columns_that_nobody_asked_for_meanwhile_end_up_in_the_right_sequences()
 def counted(driver: EngineDriver, account: str) -> tuple[float, int]:
     """What is owed to it, and all the work that counted for it."""
     driver.scheduler.policy.begin_step(driver.clock.now())
-    debts = driver.scheduler.policy._min._debts  # type: ignore[attr-defined]
-    return debts._debts.get(account, 0.0), debts._recent.get(account, 0)
+    debts: ShareDebts = driver.scheduler.policy._min._debts  # type: ignore[attr-defined]
+    return debts.standing(account)
 
 
 def test_who_comes_while_every_slot_is_taken_counts_as_waiting_from_the_next_step_on() -> None:
