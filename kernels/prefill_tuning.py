@@ -62,7 +62,7 @@ _HALF = {
 _SINGLE = PrefillTuning(PrefillConfig(32, 16, num_warps=8, num_stages=1), PrefillConfig(16, 16, num_warps=4, num_stages=1))
 
 # What a measurement found better, in half precision, by head_dim and group size. Without groups every query head has keys of its
-# own, and two programs of 64 rows on an SM hide each other's waits: an H200 takes 8 and 10 % less for two steps of chat prompts.
+# own, and two programs of 64 rows on an SM hide each other's waits: an H200 takes 7 and 10 % less for two steps of chat prompts.
 MEASURED: dict[tuple[int, int], PrefillTuning] = {(128, 1): PrefillTuning(_SHORT, _SHORT)}
 
 # Replacements for `long` at head_dim 128 worth measuring, likeliest gain first.
