@@ -122,8 +122,9 @@ PROMISES = (
     ),
     Promise("KV-guarantee", "steps in a row a kv_guarantee is denied, VIPs in the way", "KV", ("denied",), most=2, always=True),
 )
-# What bench_scheduler.py times, once, after everything else.
+# What bench_scheduler.py times, once, after everything else, and its checks.
 TIMES = "T"
+TIMED = ("T1-10k", "T1-100k", "T2-arrival", "T2-cancel")
 NAMES = (*RUNS, TIMES)
 # With their reasons.
 LEFT_OUT = {
@@ -149,7 +150,7 @@ def runs_of(asked: Sequence[str]) -> list[str]:
     found = dict[str, None]()
     for name in asked:
         runs = [name] if name in NAMES else [p.run for p in PROMISES if name in (p.id, p.id.partition("-")[0])]
-        if name in ("T1", "T2"):
+        if any(name in (check, check.partition("-")[0]) for check in TIMED):
             runs = [TIMES]
         if not runs:
             raise ValueError(f"no run and no check is called {name!r}: some of the runs {', '.join(NAMES)}, or ids of checks")

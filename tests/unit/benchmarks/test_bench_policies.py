@@ -40,13 +40,20 @@ def test_every_promise_has_one_bound_and_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "runs"), [(["F5"], ["F4"]), (["V1-strict", "V2", "F1"], ["V", "F1"]), (["C"], ["C"]), (["C1"], ["C", "D1"])]
+    ("asked", "runs"),
+    [
+        (["F5"], ["F4"]),
+        (["V1-strict", "V2", "F1"], ["V", "F1"]),
+        (["C"], ["C"]),
+        (["C1"], ["C", "D1"]),
+        (["T1", "T2-cancel"], ["T"]),
+    ],
 )
 def test_a_run_is_found_by_the_ids_of_its_checks(asked: list[str], runs: list[str]) -> None:
     assert runs_of(asked) == runs
 
 
-@pytest.mark.parametrize("asked", ["", "F", "V1-", "nothing"])
+@pytest.mark.parametrize("asked", ["", "F", "V1-", "T1-", "nothing"])
 def test_what_no_check_is_called_is_an_error(asked: str) -> None:
     with pytest.raises(ValueError, match=f"called '{asked}': some of"):
         runs_of(["F1", asked])
