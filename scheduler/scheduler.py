@@ -234,7 +234,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.policy.push(sequence, now_s)
         self.census.waits(sequence, 1)
-        self.waits.enter(sequence, now_s, self._step_id)
+        self.waits.enter(sequence, now_s, self._step_id, again=True)
         return PreemptionKind.SWAPPED if swapped else PreemptionKind.RECOMPUTED
 
     # -- steps ---------------------------------------------------------------------------------------------------------

@@ -53,6 +53,25 @@ def test_a_line_that_has_stopped_is_thought_slower_the_longer_it_stands() -> Non
     assert told[0] == told[1] < told[2] < told[3]
 
 
+@pytest.mark.parametrize(("put_back", "slower"), [(0, 1.0), (16, 2.0), (32, 10.0)])
+def test_a_line_moves_by_those_that_get_in_less_those_that_are_put_back(put_back: int, slower: float) -> None:
+    """Of 32; where all are put back, it is not thought to stand for ever."""
+    waits = moving(0.5, 32)
+    for number in range(put_back):
+        waits.enter(sequence(number), 16.0, 32, again=True)
+    assert waits.wait_s(sequence(99).payer, 7, 100, now_s=16.0) == pytest.approx(8 * 0.5 * slower)
+
+
+def test_what_was_put_back_long_ago_is_forgotten() -> None:
+    waits = moving(0.5, 10)
+    for number in range(5):
+        waits.enter(sequence(number), 5.0, 10, again=True)
+    for number in range(400):
+        waits.enter(sequence(number), 5.0, 10)
+        waits.admit(sequence(number), 5.5 + 0.5 * number, 11 + number)
+    assert waits.wait_s(sequence(99).payer, 0, 100, now_s=205.0) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("policy", [TiersPolicy.FCFS, TiersPolicy.FAIR])
 def test_half_of_those_who_queue_wait_as_long_as_they_are_told_within_a_third(policy: TiersPolicy) -> None:
     """D3, on a small engine at one and a half times what it can do."""
