@@ -66,11 +66,11 @@ class BindingCap:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """rank: 1 is next, 0 while it runs. ahead: waiting requests that go before it, without those that a cap of their own holds
-    up. blocks_missing: to start beside those that run. evictions: with their age in seconds. is_partial: only the oldest
-    MAX_LOOKED_AT requests were counted. kv_accounts: those with a quota that its blocks count for, its own first; full_account:
-    the one whose limit leaves too little for it; empty: none. ceilings: those that keep it, its tier's first; estimated_start_s
-    is no sooner than they let go."""
+    """rank: 1 is next, 0 while it runs. ahead: waiting requests that go before it, without those held up by a cap or ceil that
+    does not hold it up, too. blocks_missing: to start beside those that run. evictions: with their age in seconds. is_partial:
+    only the oldest MAX_LOOKED_AT requests were counted. kv_accounts: those with a quota that its blocks count for, its own
+    first; full_account: the one whose limit leaves too little for it; empty: none. ceilings: those that keep it, its tier's
+    first; estimated_start_s is no sooner than they let go."""
 
     state: State
     waited_s: float
@@ -113,7 +113,9 @@ def explain(scheduler: Scheduler, snapshot: PolicySnapshot, request_id: RequestI
     own = sum(party.requests for party in ahead if party.payer == sequence.payer)
     is_paused = not waits and sequence.stalled_since_s is not None
     evictions = scheduler.decisions.evictions_of(request_id)
-    estimate_s = None if not waits or binding else scheduler.waits.wait_s(sequence.payer, own, rank - 1, now_s)
+    estimate_s = None
+    if waits:  # with a cap, how often others get in says nothing
+        estimate_s = scheduler.waits.wait_s(sequence.payer, own, None if binding else rank - 1, now_s)
     if ceilings and estimate_s is not None:
         estimate_s = max(estimate_s, *(ceil.for_s for ceil in ceilings))
     return Explanation(
@@ -162,11 +164,11 @@ def _reasons(
 
 
 def _ahead(scheduler: Scheduler, sequence: Sequence, others: list[Sequence], caps: _Caps) -> tuple[Party, ...]:
-    own = _order(scheduler, sequence)
+    own, mine = _order(scheduler, sequence), caps.that_hold_up(sequence)
     before = Counter(
         other.payer
         for other in others
-        if other.status is SequenceStatus.WAITING and not caps.hold_up(other) and _order(scheduler, other) < own
+        if other.status is SequenceStatus.WAITING and caps.that_hold_up(other) <= mine and _order(scheduler, other) < own
     )
     return tuple(Party(payer, count) for payer, count in before.most_common())
 
@@ -219,6 +221,7 @@ class _Caps:
             for prefix in prefixes(path):
                 self._running[prefix] += count
         self._known: dict[str, tuple[BindingCap, ...]] = {}
+        self._holding_up: dict[Payer, frozenset[str]] = {}
 
     def binding(self, tenant: str) -> tuple[BindingCap, ...]:
         """Of the node and those above it."""
@@ -229,8 +232,14 @@ class _Caps:
             self._known[tenant] = found
         return found
 
-    def hold_up(self, sequence: Sequence) -> bool:
-        return bool(self.binding(sequence.request.tenant) or self._ceilings.binding(sequence.payer, self._now_s))
+    def that_hold_up(self, sequence: Sequence) -> frozenset[str]:
+        """Nodes whose cap binds it, and gates whose ceil does."""
+        known = self._holding_up.get(sequence.payer)
+        if known is None:
+            caps = (f"cap {cap.node}" for cap in self.binding(sequence.request.tenant))
+            known = frozenset([*caps, *(ceil.gate for ceil in self._ceilings.binding(sequence.payer, self._now_s))])
+            self._holding_up[sequence.payer] = known
+        return known
 
     def _limit(self, path: str) -> int | None:
         share = self._shares.get(path)

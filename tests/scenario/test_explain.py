@@ -133,6 +133,28 @@ def test_those_that_a_cap_holds_up_are_in_nobodys_way() -> None:
     assert (found.rank, found.ahead) == (1, ())
 
 
+def test_of_those_that_the_same_cap_holds_up_each_knows_its_place() -> None:
+    """3 and 6 wait for a cap of their own, too, and so are in nobody else's way; 6's line stands where 3 stands."""
+    driver = world(max_resident=4)
+    nodes = (NodeShare("org", max_running=2), NodeShare("org/a", max_running=1))
+    driver.apply(PolicySnapshot(2, "", TiersPolicy.VIP, (Tier("batch", 10),), nodes=nodes))
+    running(driver, request(1, tenant="org/a", **FILL), request(2, tenant="org/b", **FILL))
+    for number, tenant in ((3, "org/a"), (4, "org/b"), (5, "org/b"), (6, "org/a")):
+        driver.add(request(number, tenant=tenant))
+    assert {number: explained(driver, number).rank for number in range(3, 7)} == {3: 1, 4: 1, 5: 2, 6: 2}
+
+
+def test_under_a_cap_a_start_is_estimated_by_those_of_its_own_line() -> None:
+    driver = world(max_resident=4)
+    driver.apply(capped(1))
+    running(driver, *(request(number, max_tokens=10) for number in range(1, 13)))
+    for _ in range(60):
+        driver.turn()
+    found = [explained(driver, number) for number in (11, 12)]
+    start_s = [one.estimated_start_s or 0.0 for one in found]
+    assert 0.0 < start_s[0] < start_s[1]
+
+
 def test_fair_shares_rank_whoever_has_had_less_first() -> None:
     driver = world(max_resident=1)
     tiers = (replace(BATCH, patience_s=None, min_share=0.0),)
@@ -228,7 +250,7 @@ def test_a_ceil_that_binds_is_named_with_when_it_lets_go() -> None:
     assert (paused.state, paused.reasons, paused.ceilings) == (State.PAUSED, (), binding)
     assert (waiting.state, waiting.reasons, waiting.ceilings) == (State.WAITING, (Reason.CEIL,), binding)
     assert (other.reasons, other.ceilings) == ((Reason.STEP,), ())  # a/y came before it and does not go before it
-    assert (last.reasons, [party.payer.tenant for party in last.ahead]) == ((Reason.CEIL, Reason.RANK), ["b/x"])
+    assert (last.reasons, [party.payer.tenant for party in last.ahead]) == ((Reason.CEIL, Reason.RANK), ["a/y", "b/x"])
 
 
 def test_nothing_is_expected_to_start_before_its_ceil_lets_go() -> None:
