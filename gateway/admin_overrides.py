@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from fairlane.config.source import echo, suggestion
 from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
 from fairlane.gateway import tree
 from fairlane.gateway.admin_parts import AdminParts, Context, operator, seconds, timestamp
@@ -113,11 +114,13 @@ class OverrideHandlers(admin_pb2_grpc.AdminServicer):
         node = self._parts.in_force.policy.nodes.get(owner(path))
         known = node is not None and (node.path == path or (node.members is not None and tree.is_well_formed(path)))
         if not known and path not in self._parts.admission.in_flight_by_node():
-            raise FairlaneError("NODE_NOT_FOUND", "the policy has no such organisation, tenant or member")
+            meant = suggestion(path, list(self._parts.in_force.policy.nodes))
+            raise FairlaneError("NODE_NOT_FOUND", f"the policy has no organisation, tenant or member {echo(path)}{meant}")
 
     def _check_tier(self, name: str) -> None:
         if name not in self._parts.in_force.policy.tiers:
-            raise InvalidRequest([FieldViolation("tier", "there is no such tier")], "TIER_UNKNOWN")
+            meant = suggestion(name, list(self._parts.in_force.policy.tiers))
+            raise InvalidRequest([FieldViolation("tier", f"there is no tier {echo(name)}{meant}")], "TIER_UNKNOWN")
 
     def _key(self, name: str) -> tuple[str, str]:
         """The hash and the id of the key that `name`, either of them, means."""

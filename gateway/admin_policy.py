@@ -45,7 +45,9 @@ class PolicyHandlers(admin_pb2_grpc.AdminServicer):
     async def RollbackPolicy(self, request: pb.RollbackPolicyRequest, context: Context) -> pb.ApplyPolicyResponse:
         entry = await asyncio.to_thread(self._parts.history.get, request.generation)
         if entry is None:
-            raise FairlaneError("GENERATION_NOT_FOUND", f"the history has no generation {request.generation}")
+            known = [entry.generation for entry in await asyncio.to_thread(self._parts.history.entries)]
+            there = "it is empty" if not known else f"it has {' to '.join(str(n) for n in sorted({min(known), max(known)}))}"
+            raise FairlaneError("GENERATION_NOT_FOUND", f"the history has no generation {request.generation}: {there}")
         return await self._replace(entry.text, request.expected_sha256, f"rollback to {entry.generation}", context)
 
     async def ListPolicyHistory(self, request: pb.ListPolicyHistoryRequest, context: Context) -> pb.ListPolicyHistoryResponse:

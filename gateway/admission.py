@@ -150,7 +150,7 @@ class Admission:
         """The node's own request of that id, exactly; REQUEST_NOT_FOUND for anything else, foreign ones included."""
         ticket = self._tickets.get((node, request_id))
         if ticket is None:
-            raise FairlaneError("REQUEST_NOT_FOUND", "no request with this request_id is in flight")
+            raise FairlaneError("REQUEST_NOT_FOUND", "no request with this request_id, of this node itself, is in flight")
         return ticket
 
     def tickets(self) -> Iterable[Ticket]:

@@ -43,7 +43,7 @@ class Explainer:
                         "OVERLOADED", "the worker did not answer in time", retry_after_s=retry_after_s()
                     ) from None
         if found is None:
-            raise FairlaneError("REQUEST_NOT_FOUND", "no request with this request_id is in flight")
+            raise FairlaneError("REQUEST_NOT_FOUND", "no request with this request_id, of this node itself, is in flight")
         found.tier = ticket.tier
         return found
 

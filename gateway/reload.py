@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from fairlane.gateway.policy_source import PolicySource
 from fairlane.gateway.worker_client import PolicyRefused
 
 logger = logging.getLogger("fairlane.gateway.policy")
+
+_BEGINS_SHA256 = re.compile("[0-9a-f]{8,64}")  # fewer digits could be another file's by chance
 
 Apply = Callable[[Policy, str], Awaitable[int]]
 
@@ -126,11 +129,15 @@ class PolicyReloader:
             return generation, policy
 
     async def _expect(self, sha256: str) -> None:
+        """sha256: all of it, or how it begins."""
+        if not _BEGINS_SHA256.fullmatch(sha256.lower()):
+            asked = "must be a SHA-256, or its first 8 hexadecimal digits and more"
+            raise InvalidRequest([FieldViolation("expected_sha256", asked)])
         try:
             found = (await asyncio.to_thread(self._source.look)).sha256
         except ConfigError:
             found = "that of no readable file"
-        if found != sha256.lower():
+        if not found.startswith(sha256.lower()):
             raise FairlaneError(
                 "POLICY_CONFLICT",
                 f"the policy file has changed meanwhile: its sha256 is {found}",

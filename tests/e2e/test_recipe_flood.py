@@ -38,6 +38,7 @@ class Walk:
         self.wrong: list[str] = []
         self.server: subprocess.Popen[str] | None = None
         self._floods: list[subprocess.Popen[str]] = []
+        self._callers: list[str] = []
 
     def do(self, command: Command) -> None:
         line = command.line
@@ -47,11 +48,13 @@ class Walk:
         elif line.endswith(" &"):
             shorter = re.sub(r"--seconds (\d+)", lambda found: f"--seconds {int(found[1]) // 3}", line)
             self._floods.append(self.shell.start(shorter))
+            self._callers.append(line.split()[2])
         elif line.startswith("sleep "):
-            self._wait_until(lambda: all(self._in_flight(node) for node in ("shop", "crawler")))
+            self._wait_until(lambda: all(self._in_flight(node) for node in self._callers))
         elif line == "wait":
             for flood in self._floods:
                 flood.wait(300)
+            self._callers.clear()
         else:
             self._run(command)
 

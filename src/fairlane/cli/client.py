@@ -25,7 +25,8 @@ Tenant = Annotated[
     str | None, typer.Option(metavar="ORG/TENANT", help="Whose demo key to use. Default: the first tenant of the policy.")
 ]
 StateDir = Annotated[
-    Path | None, typer.Option(envvar="FAIRLANE_STATE_DIR", metavar="DIR", help="Where the server keeps its demo keys.")
+    Path | None,
+    typer.Option(envvar="FAIRLANE_STATE_DIR", metavar="DIR", help="Where the server keeps its demo keys and what it records."),
 ]
 DEFAULT_TARGET = "127.0.0.1:50051"
 
@@ -75,7 +76,8 @@ def _demo_keys(target: str, state_dir: Path | None, variable: str) -> tuple[str,
         stop(USAGE, f"no key for {target}: {give}; demo keys are for servers on this machine")
     path = (state_dir or default_state_dir()) / DEMO_FILE
     if not path.exists():
-        stop(USAGE, f"no key: {give}, or start a server on this machine with `fairlane serve`")
+        start = "or start a server on this machine with `fairlane serve`"
+        stop(USAGE, f"no key: {give}, {start}; if one runs, --state-dir must be its own: there are no demo keys in {path.parent}")
     try:
         return read_demo_file(path)
     except ConfigError as error:

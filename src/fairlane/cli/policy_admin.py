@@ -15,7 +15,8 @@ from fairlane.cli.exits import FAILED, USAGE, stop
 _MAX_BYTES = 1 << 20
 
 Expect = Annotated[
-    str, typer.Option("--expect", metavar="SHA256", help="Refuse unless the server's policy file is the one with this hash.")
+    str,
+    typer.Option("--expect", metavar="SHA256", help="Refuse unless the policy file has this hash, or its first digits."),
 ]
 
 

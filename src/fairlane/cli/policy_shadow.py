@@ -138,7 +138,7 @@ def _show_report(console: Any, report: Any) -> None:
     part = report.different_steps / report.steps if report.steps else 0.0
     console.print(
         f"{report.steps} steps in {report.over_s:.0f} s; in {report.different_steps} of them ({part:.1%}) it would have done"
-        f" something else; {report.admissions} admissions and {report.evictions} evictions compared"
+        f" something else; in force: {report.admissions} admissions, {report.evictions} evictions"
     )
     if report.over_s:
         console.print(f"it takes {report.spent_s / report.over_s:.2%} of the engine's time")

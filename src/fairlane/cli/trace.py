@@ -58,7 +58,8 @@ def export(
     for where in damaged:
         typer.echo(f"warning: {where}: is no record, skipped", err=True)
     if not lines:
-        stop(FAILED, f"{folder}: no requests are recorded{' since then' if since else ''}: `trace: true` in gateway.yaml records")
+        none = f"{folder}: no requests are recorded{' since then' if since else ''}"
+        stop(FAILED, f"{none}: `trace: true` in gateway.yaml records, and --state-dir must be the server's")
     text = "".join(f"{line}\n" for line in lines)
     try:
         if out is None:

@@ -81,7 +81,7 @@ async def test_a_policy_is_fetched_edited_applied_and_rolled_back(served: Servic
     edited.write_text(fetched.stdout.replace("max_output_tokens: 200", "max_output_tokens: 50"))
     sha256 = re.search(r"sha256 ([0-9a-f]{64})", fetched.stderr)
     assert sha256 is not None
-    applied = await run("policy", "apply", str(edited), "--expect", sha256[1])
+    applied = await run("policy", "apply", str(edited), "--expect", sha256[1][:12])  # as `fairlane status` shows it
     late = await run("policy", "apply", str(edited), "--expect", sha256[1])
     history = await run("policy", "history")
     back = await run("policy", "rollback", "1")
@@ -127,13 +127,21 @@ async def test_every_command_has_help_with_an_example(command: str) -> None:
     ("arguments", "code", "message"),
     [
         (("tenants", "suspend", "acme/shpo"), 1, "NODE_NOT_FOUND"),
+        (("tenants", "suspend", "acme/shpo"), 1, 'no organisation, tenant or member "acme/shpo", did you mean "acme/shop"?'),
         (("tenants", "suspend", "acme", "--for", "soon"), 2, "--for soon: a time such as 90s"),
         (("tenants", "suspend", "acme", "--for", "0s"), 2, "--for 0s"),
         (("tiers", "pause", "glod"), 1, "TIER_UNKNOWN"),
+        (("tiers", "pause", "glod"), 1, 'there is no tier "glod", did you mean "gold"?'),
         (("keys", "revoke", "nobody"), 1, "KEY_NOT_FOUND"),
         (("requests", "list", "--node", "acme/shpo"), 1, "NODE_NOT_FOUND"),
         (("requests", "cancel", "acme/shop", "none"), 1, "REQUEST_NOT_FOUND"),
         (("policy", "rollback", "77"), 1, "GENERATION_NOT_FOUND"),
+        (("policy", "rollback", "77"), 1, "the history has no generation 77: it has 1\n"),
+        (
+            ("policy", "rollback", "1", "--expect", "5f0c"),
+            1,
+            "expected_sha256: must be a SHA-256, or its first 8 hexadecimal digits and more",
+        ),
         (("policy", "apply", "/nonexistent"), 2, "there is no such file"),
         (("policy", "apply", "/dev/null"), 2, "is not a regular file"),
     ],

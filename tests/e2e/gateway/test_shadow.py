@@ -365,7 +365,7 @@ async def test_the_command_says_what_is_tried_and_shows_the_counts(served: Servi
     assert begun.stdout.startswith(f"{new}: tried beside generation 1, which alone is obeyed; sha256 ")
     assert shown[0].startswith(f"{new}, sha256 ") and shown[0].endswith(": tried beside the policy in force")
     assert [" ".join(line.split()) for line in shown[1:]] == [
-        "5000 steps in 60 s; in 250 of them (5.0%) it would have done something else; 120 admissions and 4 evictions compared",
+        "5000 steps in 60 s; in 250 of them (5.0%) it would have done something else; in force: 120 admissions, 4 evictions",
         "it takes 1.50% of the engine's time",
         "",
         "node tier steps admitted left waiting evicted paused",
