@@ -2,7 +2,7 @@
 1000 tenants, under each policy. The yardstick, timed in turn with it, is a bare Python loop over 256 sequence objects that
 appends a token, increments a count and compares it with max_tokens: what a scheduler that tells every sequence does at least.
 
-steady: nobody comes or goes; of the rows that checks are about, the quietest of three rounds.
+steady: nobody comes or goes; of the rows that checks are about, the median of three rounds' ratios.
 churn: in every step 4 requests end, 4 are admitted and 4 arrive (their add() is timed, too).
 doors: one request arrives, one that waits is cancelled; each is timed alone.
 shadow: another policy that listens and is asked, and not obeyed.
@@ -36,8 +36,8 @@ from fairlane.scheduler.tenancy import CostName, NodeShare, PolicySnapshot, Shap
 
 RUNNING = 256
 STEPS = 200
-ROUNDS = 3  # of the rows that checks are about: other processes on the machine disturb a round, not all of them
-PASSES, TURN = 2000, 100  # of the bare loop in all, as often in turn as the scheduler takes TURN steps
+ROUNDS = 3  # of the rows that checks are about: other processes on the machine disturb a round, not most of them
+PASSES, TURN = 2000, 50  # of the bare loop in all, by parts in turn with TURN steps of the scheduler
 ENDING = 4  # per step, under churn
 BLOCK_SIZE = 16
 STEP_S = 0.01  # of the engine's clock, per step: windows move on, requests age
@@ -265,12 +265,10 @@ def measured(quick: bool) -> list[dict[str, Any]]:
         grid += [(churn, p, 10_000, 1000) for p in POLICIES]
         grid += [(load, p, 10_000, 1000, shadow) for load in (steady, churn) for p, shadow in SHADOWS]
     again = [row for row in grid if row[0] is steady and row[2] >= 10_000 and row[3] == 1000 and len(row) == 4] * (ROUNDS - 1)
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for measure, *where in track([*grid, *again], "measuring", console=console):
-        row, known = measure(*where), found.get((measure, *where))
-        if known is None or row["x bare loop"] < known["x bare loop"]:
-            found[measure, *where] = row
-    rows = list(found.values())
+        found.setdefault((measure, *where), []).append(measure(*where))
+    rows = [sorted(rounds, key=lambda row: row["x bare loop"])[len(rounds) // 2] for rounds in found.values()]
     for policy in POLICIES:
         rows += doors(policy, 1000, 100_000, 1000)
     return rows
@@ -284,11 +282,11 @@ def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
         return max(float(at[load, p, 100_000, 1000][number] / at[load, p, few, 1000][number]) for p in POLICIES)
 
     ratio = max(float(at["steady", p, 10_000, 1000]["x bare loop"]) for p in by_tokens)
-    grows = growth("steady", "p50 us", 10_000)
+    grows = growth("steady", "x bare loop", 10_000)
     arrives, leaves = (growth("doors", f"{number} p50 us", 1000) for number in ("add", "cancel"))
     return [
         Check("T1-10k", "p50 at 10k waiting, 1000 tenants, worst policy by tokens / bare loop", ratio, "<= 2", "x", ratio <= 2),
-        Check("T1-100k", "p50 at 100k waiting / at 10k, worst policy", grows, "<= 1.5", "x", grows <= 1.5),
+        Check("T1-100k", "the same ratio at 100k waiting / at 10k, worst policy", grows, "<= 1.5", "x", grows <= 1.5),
         Check("T2-arrival", "an arrival's p50 at 100k waiting / at 1k, worst policy", arrives, "<= 1.5", "x", arrives <= 1.5),
         Check("T2-cancel", "a cancel's p50 at 100k waiting / at 1k, worst policy", leaves, "<= 1.5", "x", leaves <= 1.5),
     ]

@@ -46,7 +46,7 @@ async def main() -> int:
     for name, value in {"--at-once": 1, "--seconds": 30, "--words": 120, "--tokens": 48}.items():
         parser.add_argument(name, type=int, default=value)
     where = os.environ.get("FAIRLANE_TARGET", "127.0.0.1:50051")
-    parser.add_argument("--target", default=where, metavar="HOST:PORT", help="default: FAIRLANE_TARGET, else %(default)s")
+    parser.add_argument("--target", default=where, metavar="HOST:PORT", help="default: FAIRLANE_TARGET, else 127.0.0.1:50051")
     asked = parser.parse_args()
     key = os.environ.get("FAIRLANE_API_KEY") or json.loads((STATE / "demo-keys.json").read_text())["tenants"][asked.tenant]
     until_s, waits = time.monotonic() + asked.seconds, list[float]()

@@ -94,8 +94,9 @@ class PolicyReloader:
     async def replace(self, text: bytes, expected_sha256: str, origin: str) -> tuple[int, Policy]:
         """Puts a text in force and into the file, both or neither; answers its generation and the policy.
 
-        Raises POLICY_INVALID with every finding, POLICY_CONFLICT if the file is not the one that was expected,
-        POLICY_READ_ONLY, or POLICY_REFUSED by the worker. A caller that goes away does not stop it half-way.
+        Raises POLICY_INVALID with every finding, INVALID_REQUEST for what is no hash and does not begin one, POLICY_CONFLICT if
+        the file is not the one that was expected, POLICY_READ_ONLY, or POLICY_REFUSED by the worker. A caller that goes away does
+        not stop it half-way.
         """
         task = asyncio.create_task(self._replace(text, expected_sha256, origin), name="policy-replace")
         self._replacing.add(task)

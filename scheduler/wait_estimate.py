@@ -19,8 +19,8 @@ _MOST_LINES = 4096
 
 
 class _Line:
-    """mean_s: between the last `count` admissions; undone: of the last _MEAN_OF; since_s: of the last one, or since when somebody
-    waits."""
+    """mean_s: between the last `count` admissions; undone: how many of the last _MEAN_OF were, where those that it has not seen
+    count as kept; since_s: of the last one, or since when somebody waits."""
 
     __slots__ = ("count", "mean_s", "since_s", "since_step", "undone", "waiting")
 
@@ -67,7 +67,7 @@ class WaitEstimate:
     def enter(self, sequence: Sequence, now_s: float, step_id: int, *, again: bool = False) -> None:
         """It waits from now on; step_id: of the last step. again: it ran and was evicted."""
         for line in self._of(sequence.payer):
-            line.enter(now_s, step_id, again)
+            line.enter(now_s, step_id, again and line is not self._all)
 
     def admit(self, sequence: Sequence, now_s: float, step_id: int) -> None:
         """It gets in, with the step after step_id."""

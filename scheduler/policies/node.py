@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class SteadyCost:
-    """What every decoding sequence of a tree has been charged so far, in cost units: `totals`, as WORK so much each and so much
-    per token of its own, then the same as HELD. All the tree's nodes share one; it is another tuple after every charge."""
+    """What every decoding sequence of a policy's trees has been charged so far, in cost units: `totals`, as WORK so much each and
+    so much per token of its own, then the same as HELD. All nodes share one; it is another tuple after every charge."""
 
     __slots__ = ("totals",)
 

@@ -16,7 +16,9 @@ _MAX_BYTES = 1 << 20
 
 Expect = Annotated[
     str,
-    typer.Option("--expect", metavar="SHA256", help="Refuse unless the policy file has this hash, or its first digits."),
+    typer.Option(
+        "--expect", metavar="SHA256", help="Refuse unless the policy file has this hash, or its first 8 digits or more."
+    ),
 ]
 
 
