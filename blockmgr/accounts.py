@@ -32,11 +32,11 @@ class Quota:
 class Account:
     """waiting: sequences that wait for blocks of it. claim: blocks that it is below its guarantee, while somebody waits. held:
     it was too full for somebody; whoever has set this is told when that may have changed. shield: its cached blocks that are
-    used up after all others, the oldest first (shields.py). holds: accounts below it that were held, and may still be.
-    enough: with so many free blocks everybody finds theirs who waits there and whom a guarantee covers, as far as whoever has set
-    this knows; 0 once something has changed."""
+    used up after all others, the oldest first (shields.py). holds: accounts below it that were held, and may still be; above:
+    those above it. enough: with so many free blocks everybody finds theirs who waits there and whom a guarantee covers, as far
+    as whoever has set this knows; 0 once something has changed."""
 
-    __slots__ = ("aside", "claim", "enough", "guarantee", "held", "holds", "limit", "name", "shield", "used", "waiting")
+    __slots__ = ("above", "aside", "claim", "enough", "guarantee", "held", "holds", "limit", "name", "shield", "used", "waiting")
 
     def __init__(self, name: str, guarantee: int, limit: int) -> None:
         self.name = name
@@ -49,6 +49,7 @@ class Account:
         self.enough = 0
         self.held = False
         self.holds: dict[Account, None] = {}
+        self.above: dict[Account, None] = {}
         self.shield: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -161,16 +162,16 @@ class Accounts:
             if above.guarantee:
                 above.holds[account] = None
 
-    def wake_below(self, account: Account) -> None:
-        """take_woken() names all that are held below it: its guarantee may cover some of those who wait there."""
-        for held in account.holds:
+    def wake_around(self, account: Account) -> None:
+        """take_woken() names all that are held below or above it: its guarantee may cover some of those who wait there."""
+        for held in (*account.holds, *account.above):
             if held.held:
                 self._wake(held)
         account.holds.clear()
 
     def take_woken(self) -> list[Account]:
         """Accounts that were held and of which blocks came back, or for which somebody came or went, since the last call; and
-        those that wake_below() found."""
+        those that wake_around() found."""
         woken, self._woken = self._woken, []
         return woken
 
@@ -195,12 +196,14 @@ class Accounts:
 
     def _work_out(self, domain: str) -> Lineage:
         names = self._names_of(domain)
-        found = []
+        found: list[Account] = []
         for name, above in zip(names, (*names[1:], ""), strict=True):
             account = self.by_name.get(name) or self._templated.get(name)
             if account is None and above in self._each_below:
                 account = Account(name, 0, self._each_below[above])
             if account is not None:
+                for below in found:
+                    below.above[account] = None
                 found.append(account)
         return tuple(found)
 

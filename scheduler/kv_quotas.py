@@ -97,10 +97,11 @@ class KVQuotas:
             policy.hold(path)
         return True
 
-    def let_go_below(self, account: Account, policy: Policy) -> None:
-        """Whoever waits below the account is shown by head(), whatever limit keeps others of the same node from going first."""
-        if account.holds:
-            self.accounts.wake_below(account)
+    def let_go_around(self, account: Account, policy: Policy) -> None:
+        """Whoever waits for the account's blocks is shown by head(), whatever limit, below it or above, keeps others of the same
+        node from going first."""
+        if account.holds or any(above.held for above in account.above):
+            self.accounts.wake_around(account)
             self.let_go(policy)
 
     def let_go(self, policy: Policy) -> None:

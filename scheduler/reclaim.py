@@ -170,7 +170,7 @@ class Reclaim:
         """Lets in those who wait for blocks of the account, if a guarantee covers them and they would not get in by themselves.
         Those it does not cover are passed over like in the walk: a few of them, and none of them too often."""
         limits, passed, num_left = self._scheduler.limits, list[Sequence](), 0
-        self._quotas.let_go_below(account, self._policy)
+        self._quotas.let_go_around(account, self._policy)
         while account in self._accounts.claimants and len(passed) + num_left < limits.lookahead:
             head = self._quotas.head(account, self._policy)
             if head is None:

@@ -260,8 +260,8 @@ class WaitTree:
         return 0.0
 
     def lead(self, sequence: Sequence) -> tuple[float, ...]:
-        """Its counters from the top level down: whoever is furthest ahead has the largest."""
-        return tuple(node.v for node in self._path_of(sequence))
+        """Whoever is furthest ahead has the largest. With ids: counters below two nodes that are level are of different units."""
+        return self._standing(sequence.payer)
 
     def counters(self) -> dict[tuple[str, ...], float]:
         """Every node's counter by its names from the root, for a policy that takes over."""

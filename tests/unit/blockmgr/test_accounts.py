@@ -128,9 +128,22 @@ def test_what_is_held_below_a_guarantee_is_woken_when_that_is_looked_at() -> Non
     _, accounts = manager(20, a=Quota(guarantee=9), a_x=Quota(limit=3))
     held = accounts.by_name["a/x"]
     accounts.hold(held, "a/x")
-    accounts.wake_below(accounts.by_name["a"])
-    accounts.wake_below(accounts.by_name["a"])
+    accounts.wake_around(accounts.by_name["a"])
+    accounts.wake_around(accounts.by_name["a"])
     assert (accounts.take_woken(), held.held) == ([held], False)
+
+
+def test_what_is_held_above_a_guarantee_is_woken_when_that_is_looked_at() -> None:
+    """The organisation is too full for whoever is next, and not for all whom the tenant's guarantee covers."""
+    _, accounts = manager(20, a=Quota(limit=12), a_x=Quota(guarantee=6), b=Quota(limit=3))
+    above, other = accounts.by_name["a"], accounts.by_name["b"]
+    for domain in ("a/x", "b"):
+        accounts.wait(domain, 1)
+    accounts.hold(above, "a/x")
+    accounts.hold(other, "b")
+    for _ in range(2):
+        accounts.wake_around(accounts.by_name["a/x"])
+    assert (accounts.take_woken(), above.held, other.held) == ([above], False, True)
 
 
 def flooded(guarantee: int) -> int:

@@ -239,6 +239,20 @@ def test_order_sorts_only_a_callers_own_waiting_requests(policy: TiersPolicy) ->
         assert by_time == [11, 20, 10, 21, 12]  # o/a's places in the line stay its places
 
 
+@pytest.mark.parametrize("member_weight", [1 / 64, 64.0])
+def test_of_two_tenants_that_are_level_who_yields_does_not_hang_on_how_their_members_are_weighed(member_weight: float) -> None:
+    """Below the tenants one counter is of the tenant's own requests, the other of a member's: they are not to be compared."""
+    nodes = (NodeShare("o"), NodeShare("o/a"), NodeShare("o/b", member_weight=member_weight))
+    policy = make_policy(replace(snapshot(TiersPolicy.FAIR, ONE_TIER), nodes=nodes))
+    two = [request(number, "standard", tenant=tenant) for number, tenant in ((1, "o/a"), (2, "o/b/m"))]
+    running = [Sequence(one, number, HashChain("", 16)) for number, one in enumerate(two)]
+    for sequence in running:
+        policy.push(sequence, 0.0)
+        policy.pop(sequence)
+        policy.on_charge(sequence.payer, 320)
+    assert min(running, key=policy.victim_key) is running[1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_interval_gap_of_two_backlogged_tenants_is_bounded(data: st.DataObject) -> None:
