@@ -95,10 +95,10 @@ sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of
 	  smoke="$$python tests/support/kernel_smoke.py $(SANITIZE_ARGS)" && check="compute-sanitizer --error-exitcode 3 --target-processes application-only" && \
 	  $$smoke && PYTORCH_NO_CUDA_MEMORY_CACHING=1 $$check --tool memcheck $$smoke && $$check --tool racecheck $$smoke
 
-bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about three minutes)
+bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about four minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
 
-bench-policies: setup ## The policies' promises in the simulator, over five seeds, T1 and T2 (about nine minutes on two cores)
+bench-policies: setup ## The policies' promises in the simulator, over five seeds, T1 and T2 (about eleven minutes on two cores)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_policies.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-simulator: setup ## How fast the simulator is (about two minutes)

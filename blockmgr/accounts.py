@@ -163,8 +163,9 @@ class Accounts:
                 above.holds[account] = None
 
     def wake_around(self, account: Account) -> None:
-        """take_woken() names all that are held below or above it: its guarantee may cover some of those who wait there."""
-        for held in (*account.holds, *account.above):
+        """take_woken() names it and all below and above it, where they are held: its guarantee may cover some of those who wait
+        there."""
+        for held in (account, *account.holds, *account.above):
             if held.held:
                 self._wake(held)
         account.holds.clear()

@@ -98,9 +98,9 @@ class KVQuotas:
         return True
 
     def let_go_around(self, account: Account, policy: Policy) -> None:
-        """Whoever waits for the account's blocks is shown by head(), whatever limit, below it or above, keeps others of the same
-        node from going first."""
-        if account.holds or any(above.held for above in account.above):
+        """Whoever waits for the account's blocks is shown by head(), whatever limit, its own, one below it or above, keeps others
+        of the same node from going first."""
+        if account.held or account.holds or any(above.held for above in account.above):
             self.accounts.wake_around(account)
             self.let_go(policy)
 

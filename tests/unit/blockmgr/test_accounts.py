@@ -133,10 +133,11 @@ def test_what_is_held_below_a_guarantee_is_woken_when_that_is_looked_at() -> Non
     assert (accounts.take_woken(), held.held) == ([held], False)
 
 
-def test_what_is_held_above_a_guarantee_is_woken_when_that_is_looked_at() -> None:
-    """The organisation is too full for whoever is next, and not for all whom the tenant's guarantee covers."""
-    _, accounts = manager(20, a=Quota(limit=12), a_x=Quota(guarantee=6), b=Quota(limit=3))
-    above, other = accounts.by_name["a"], accounts.by_name["b"]
+@pytest.mark.parametrize("full", ["a", "a/x"])
+def test_what_is_held_above_a_guarantee_or_has_it_is_woken_when_that_is_looked_at(full: str) -> None:
+    """It is too full for whoever is next, and not for all whom the tenant's guarantee covers."""
+    _, accounts = manager(20, a=Quota(limit=12), a_x=Quota(guarantee=6, limit=9), b=Quota(limit=3))
+    above, other = accounts.by_name[full], accounts.by_name["b"]
     for domain in ("a/x", "b"):
         accounts.wait(domain, 1)
     accounts.hold(above, "a/x")
