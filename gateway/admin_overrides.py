@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fairlane.config.source import echo, suggestion
 from fairlane.errors import FairlaneError, FieldViolation, InvalidRequest
 from fairlane.gateway import tree
 from fairlane.gateway.admin_parts import AdminParts, Context, operator, seconds, timestamp
@@ -16,6 +15,7 @@ from fairlane.gateway.overrides import Kind, Override, audit
 from fairlane.gateway.verdicts import suspended
 from fairlane.protos.fairlane.v1 import admin_pb2 as pb
 from fairlane.protos.fairlane.v1 import admin_pb2_grpc, explain_pb2
+from fairlane.wording import echo, suggestion
 
 _LIST_DEFAULT, _LIST_MOST = 100, 1000
 _KINDS = {

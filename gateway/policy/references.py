@@ -8,9 +8,10 @@ import zoneinfo
 from collections.abc import Iterable, Iterator
 
 from fairlane.config.source import Where
-from fairlane.config.strict import Located, suggestion
+from fairlane.config.strict import Located
 from fairlane.gateway.policy.checks import Entry, Found, entries, limited
 from fairlane.gateway.policy.schema import DemotePart, OrganisationPart, PolicyFile, TenantPart
+from fairlane.wording import suggestion
 
 
 def errors(located: Located[PolicyFile]) -> list[Found]:

@@ -10,7 +10,8 @@ from typing import Any
 from fairlane.config.fields import Amount, Bounds, Count, Duration, Percent, ShareOrCount, Size, Text
 from fairlane.config.scalars import Kind, Resolved, percent, quantity, resolve, written
 from fairlane.config.schema import EnumShape, ScalarShape
-from fairlane.config.source import Scalar, echo, suggestion
+from fairlane.config.source import Scalar
+from fairlane.wording import echo, suggestion
 
 
 class BadValue(Exception):

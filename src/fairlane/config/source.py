@@ -3,7 +3,6 @@ are refused on the event stream, before anything is constructed. It knows nothin
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from fairlane.errors import ConfigError
+from fairlane.wording import echo
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -29,7 +29,6 @@ _OPENED_IN_A_ROW = re.compile(rf"(?:[\[{{][ \t\r\n]*){{{MAX_DEPTH}}}[\[{{]")
 # What YAML forbids in a stream (c-printable, without NUL, which has its own message).
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_./:-]+")
-_MAX_ECHO = 24
 
 
 class UnreadableFile(ConfigError):
@@ -77,21 +76,6 @@ class Entry:
 
 
 Node = Scalar | Items | Entries
-
-
-def echo(text: str) -> str:
-    """`text` as an error message may show it: short, escaped, and never anything that could be a key or a password."""
-    if len(text) > _MAX_ECHO or text.startswith("fl_"):
-        return f"(a text of {len(text)} characters)"
-    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'
-
-
-def suggestion(word: str, allowed: list[str], likeness: float = 0.6) -> str:
-    """`, did you mean "weight"?` or nothing, if none of `allowed` is at least so alike (0 to 1)."""
-    if len(word) > 64 or len(allowed) > 200:
-        return ""
-    close = difflib.get_close_matches(word, allowed, 1, likeness)
-    return f', did you mean "{close[0]}"?' if close else ""
 
 
 def dotted(path: Where) -> str:

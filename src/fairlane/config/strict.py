@@ -26,18 +26,17 @@ from fairlane.config.source import (
     Node,
     Scalar,
     Where,
-    echo,
     finding,
     in_order,
     parse,
     read_file,
-    suggestion,
 )
 from fairlane.errors import ConfigError
+from fairlane.wording import echo, suggestion
 
 T = TypeVar("T")
 
-__all__ = ["Located", "load", "load_file", "load_located", "suggestion"]
+__all__ = ["Located", "load", "load_file", "load_located"]
 
 
 @dataclass(frozen=True, slots=True)
