@@ -127,8 +127,3 @@ class ShareDebts:
         self._backlogged = [self._accounts[account.name] for account in previous._backlogged if account.name in kept]
         self._buckets = deque((start, {n: total for n, total in of.items() if n in kept}) for start, of in previous._buckets)
         self.owed = previous.owed & kept
-
-    def standing(self, name: str) -> tuple[float, int]:
-        """What is owed to an account, and all the work of the window that counted for it."""
-        account = self._accounts[name]
-        return account.debt, account.recent

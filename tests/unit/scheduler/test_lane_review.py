@@ -106,7 +106,8 @@ def counted(driver: EngineDriver, account: str) -> tuple[float, int]:
     """What is owed to it, and all the work that counted for it."""
     driver.scheduler.policy.begin_step(driver.clock.now())
     debts: ShareDebts = driver.scheduler.policy._min._debts  # type: ignore[attr-defined]
-    return debts.standing(account)
+    found = debts._accounts[account]
+    return found.debt, found.recent
 
 
 def test_who_comes_while_every_slot_is_taken_counts_as_waiting_from_the_next_step_on() -> None:
