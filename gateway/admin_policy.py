@@ -68,6 +68,10 @@ class PolicyHandlers(admin_pb2_grpc.AdminServicer):
         if self._parts.reloader is None:
             raise FairlaneError("POLICY_READ_ONLY", "this gateway's policy does not come from a file")
         generation, policy = await self._parts.reloader.replace(text.encode(), expected_sha256, origin)
-        audit("apply_policy", policy.path, operator(context), generation=generation, sha256=policy.sha256, origin=origin)
+        unchanged = generation is None
+        if generation is None:
+            generation = self._parts.in_force.generation
+        else:
+            audit("apply_policy", policy.path, operator(context), generation=generation, sha256=policy.sha256, origin=origin)
         findings = [finding(warning, error=False) for warning in policy.warnings]
-        return pb.ApplyPolicyResponse(generation=generation, sha256=policy.sha256, findings=findings)
+        return pb.ApplyPolicyResponse(generation=generation, sha256=policy.sha256, findings=findings, unchanged=unchanged)

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fairlane.errors import ConfigError, FairlaneError, FieldViolation, InvalidRequest
 from fairlane.gateway.policy.model import Policy
@@ -50,6 +51,13 @@ class ReloadCounters:
     failures: int = 0
 
 
+class Replaced(NamedTuple):
+    """What `PolicyReloader.replace` came to. generation None: the text was in force already, under the generation it had."""
+
+    generation: int | None
+    policy: Policy
+
+
 class PolicyReloader:
     """One policy file. `apply(policy, origin)` puts a policy in force and answers its generation, or raises PolicyRefused."""
 
@@ -73,7 +81,7 @@ class PolicyReloader:
         self._reported: tuple[str, ...] = ()  # so that it is reported once
         self._world_writable = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._replacing: set[asyncio.Task[tuple[int, Policy]]] = set()
+        self._replacing: set[asyncio.Task[Replaced]] = set()
         self.counters = ReloadCounters()
         self.error: tuple[str, ...] = ()
         """Why the file as it is now is not in force; empty when it is."""
@@ -91,8 +99,8 @@ class PolicyReloader:
         self._rejected, self._reported = None, ()
         self._changed.set()
 
-    async def replace(self, text: bytes, expected_sha256: str, origin: str) -> tuple[int, Policy]:
-        """Puts a text in force and into the file, both or neither; answers its generation and the policy.
+    async def replace(self, text: bytes, expected_sha256: str, origin: str) -> Replaced:
+        """Puts a text in force and into the file, both or neither; where it is both already, nothing is done.
 
         Raises POLICY_INVALID with every finding, INVALID_REQUEST for what is no hash and does not begin one, POLICY_CONFLICT if
         the file is not the one that was expected, POLICY_READ_ONLY, or POLICY_REFUSED by the worker. A caller that goes away does
@@ -103,7 +111,7 @@ class PolicyReloader:
         task.add_done_callback(self._replacing.discard)
         return await asyncio.shield(task)
 
-    async def _replace(self, text: bytes, expected_sha256: str, origin: str) -> tuple[int, Policy]:
+    async def _replace(self, text: bytes, expected_sha256: str, origin: str) -> Replaced:
         async with self._busy:
             try:
                 policy = await asyncio.to_thread(self._source.parse, text)
@@ -111,6 +119,8 @@ class PolicyReloader:
                 raise policy_invalid(error) from None
             if expected_sha256:
                 await self._expect(expected_sha256)
+            if policy.sha256 == self._in_force().sha256 == await self._key():
+                return Replaced(None, policy)
             staged = await asyncio.to_thread(self._source.stage, text)
             before = self._in_force()
             try:
@@ -127,7 +137,7 @@ class PolicyReloader:
                 await self._apply(before, "undo")
                 raise
             self._accepted()
-            return generation, policy
+            return Replaced(generation, policy)
 
     async def _expect(self, sha256: str) -> None:
         """sha256: all of it, or how it begins."""

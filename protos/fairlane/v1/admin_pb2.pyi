@@ -238,14 +238,16 @@ class ApplyPolicyRequest(_message.Message):
     def __init__(self, text: _Optional[str] = ..., expected_sha256: _Optional[str] = ...) -> None: ...
 
 class ApplyPolicyResponse(_message.Message):
-    __slots__ = ("generation", "sha256", "findings")
+    __slots__ = ("generation", "sha256", "findings", "unchanged")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     sha256: str
     findings: _containers.RepeatedCompositeFieldContainer[PolicyFinding]
-    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ...) -> None: ...
+    unchanged: bool
+    def __init__(self, generation: _Optional[int] = ..., sha256: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[PolicyFinding, _Mapping]]] = ..., unchanged: bool = ...) -> None: ...
 
 class ShadowPolicyRequest(_message.Message):
     __slots__ = ("text", "name")

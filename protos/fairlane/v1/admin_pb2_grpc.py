@@ -181,7 +181,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ApplyPolicy(self, request, context):
-        """Puts a policy in force and into the policy file: both or neither. Returns once the worker has applied it.
+        """Puts a policy in force and into the policy file: both or neither. Returns once the worker has applied it. The text that is in
+        force already is left alone, and so is its generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,7 +196,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollbackPolicy(self, request, context):
-        """Applies the text of an earlier generation again, as a new generation.
+        """Applies the text of an earlier generation again, as a new generation unless it is in force already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

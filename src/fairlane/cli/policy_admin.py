@@ -51,8 +51,8 @@ def apply(
 ) -> None:
     """Check a policy, put it into the server's policy file and in force: both or neither.
 
-    Returns once the worker schedules by it. Refused where the server's file is read-only (POLICY_READ_ONLY): change it where it
-    comes from, the server follows.
+    Returns once the worker schedules by it. What is in force already is left alone, and so is its generation. Refused where the
+    server's file is read-only (POLICY_READ_ONLY): change it where it comes from, the server follows.
 
     Exit code 0: in force, 1: it has errors or was refused, 2: it cannot be read.
 
@@ -66,7 +66,7 @@ def apply(
     if not check.ok:
         raise typer.Exit(FAILED)
     answer = admin.call(target, state_dir, "ApplyPolicy", pb.ApplyPolicyRequest(text=text, expected_sha256=expect))
-    typer.echo(f"in force: generation {answer.generation}, sha256 {answer.sha256}")
+    typer.echo(in_force(answer))
 
 
 def history(
@@ -100,7 +100,7 @@ def rollback(
     target: admin.Target = admin.DEFAULT_TARGET,
     state_dir: client.StateDir = None,
 ) -> None:
-    """Apply an earlier generation's text again, as a new generation.
+    """Apply an earlier generation's text again, as a new generation unless it is in force already.
 
     Example: fairlane policy rollback 41
     """
@@ -108,7 +108,13 @@ def rollback(
 
     request = pb.RollbackPolicyRequest(generation=generation, expected_sha256=expect)
     answer = admin.call(target, state_dir, "RollbackPolicy", request)
-    typer.echo(f"in force: generation {answer.generation}, sha256 {answer.sha256}, the text of generation {generation}")
+    typer.echo(in_force(answer) if answer.unchanged else f"{in_force(answer)}, the text of generation {generation}")
+
+
+def in_force(answer: Any) -> str:
+    """What an apply came to, in a line."""
+    already = "unchanged, already " if answer.unchanged else ""
+    return f"{already}in force: generation {answer.generation}, sha256 {answer.sha256}"
 
 
 def say_findings(findings: Iterable[Any]) -> None:

@@ -335,6 +335,27 @@ class TestChangingItFromHere:
             (1, "start", False, sha256(first)),
         ]
 
+    async def test_a_text_that_is_in_force_already_gets_no_new_generation(self, served: Service, path: Path, keys: Keys) -> None:
+        second = policy_text(keys, max_output_tokens=50)
+        await admin(served, "ApplyPolicy", apb.ApplyPolicyRequest(text=second))
+        again = await admin(served, "ApplyPolicy", apb.ApplyPolicyRequest(text=second))
+        back = await admin(served, "RollbackPolicy", apb.RollbackPolicyRequest(generation=2))
+        entries = (await admin(served, "ListPolicyHistory", apb.ListPolicyHistoryRequest())).entries
+        assert [(a.generation, a.sha256, a.unchanged) for a in (again, back)] == [(2, sha256(second), True)] * 2
+        assert ([e.origin for e in entries], len(served.worker.policies)) == (["apply", "start"], 2)
+
+    async def test_the_text_in_force_is_put_into_a_file_that_holds_another(self, served: Service, path: Path, keys: Keys) -> None:
+        path.write_text("version: 1\ntiers: {}\nnonsense: true\n")
+        answer = await admin(served, "ApplyPolicy", apb.ApplyPolicyRequest(text=policy_text(keys)))
+        assert (path.read_text(), answer.unchanged, answer.generation) == (policy_text(keys), False, 2)
+
+    async def test_the_hash_that_is_expected_is_looked_at_for_the_text_in_force_too(
+        self, served: Service, path: Path, keys: Keys, refused: Any
+    ) -> None:
+        request = apb.ApplyPolicyRequest(text=policy_text(keys), expected_sha256="0" * 64)
+        refusal = await refused(served.admin.ApplyPolicy(request, metadata=served.auth(keys.admin)))
+        assert (refusal.reason, served.gateway.policy_generation) == ("POLICY_CONFLICT", 1)
+
     async def test_a_policy_without_a_file_cannot_be_changed_here(self, service: Any, refused: Any) -> None:
         request = apb.ApplyPolicyRequest(text="version: 1")
         refusal = await refused(service.admin.ApplyPolicy(request, metadata=service.auth(service.keys.admin)))
