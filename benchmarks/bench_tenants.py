@@ -8,8 +8,9 @@ FAIR, and what is left for the crowd. On the real engine, through the gateway, a
     python benchmarks/bench_tenants.py --draw results/bench_tenants-h200.json                               pictures of results
 
 Loads and policy files are in tenant_loads.py, vLLM's figures in peers_h200.json. Checks are of the engine's rows, of requests of
-VIPs pooled over all workloads. The worker: bench_engine.py's, with the KV cache of 60,000 tokens that vLLM had, and 256 sequences
-that hold KV, of which 128 run; host memory takes what is swapped out.
+VIPs pooled over all workloads; the pictures show workload 1 under every policy, which has the arrivals that vLLM had. The worker:
+bench_engine.py's, with vLLM's KV cache of 60,000 tokens and 128 sequences a step; 256 may hold KV, and host memory takes what is
+swapped out.
 
 Exit codes: 0 measured, 1 a row failed, 2 a bad flag or no such device.
 """
@@ -34,7 +35,7 @@ from engine_loads import warm_up
 from engine_peers import Peers
 from report import print_checks, print_rows, write_json
 from serving_load import NotServingError
-from tenant_figures import checks, peer_rows, row_of
+from tenant_figures import checks, peer_rows, predictions, row_of
 from tenant_loads import POLICIES, Workload, alone, flood, overload, shares
 from tenant_pictures import draw_time_lines, draw_trade_off
 from tenant_runs import ENGINE, GATEWAY, SETTINGS, SIMULATOR, Run, in_simulator, on_engine, through_gateway
@@ -299,6 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     tables = [row for row in [*session.rows, *(peer_rows(Peers()) if given.scale == 1 else [])] if row["load"] != CALIBRATION]
     print_rows("tenants", [{key: row.get(key) for key in SHOWN} for row in tables if row["load"] != "shares"])
     print_rows("shares", [{k: v for k, v in row.items() if k != "points"} for row in session.rows if row["load"] == "shares"])
+    print_rows("simulated over measured, less 1", predictions(session.rows))
     print_checks(found)
     write_json(given.json, found, session.rows)
     if given.pictures is not None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tenant_figures import first_workload
+
 from fairlane.bench.figures import Row
 
 _COLOURS = {"engine": "#2f7ed8", "gateway": "#3a9d5d", "simulator": "#b0b0b0", "vllm": "#d99a00"}
@@ -25,9 +27,9 @@ def _pyplot() -> Any:
 
 def draw_trade_off(rows: Sequence[Row], path: Path) -> None:
     """Best effort's tokens/s against VIPs' TTFT and TPOT p99, one point a policy; beside them those through the gateway, and
-    vLLM's. Where nothing was measured: the simulator's."""
+    vLLM's, all of the same arrivals. Where nothing was measured: the simulator's."""
     pyplot = _pyplot()
-    found = [row for row in rows if row["load"] == "overload" and row.get("many_tok_s")]
+    found = [first_workload(row) for row in rows if row["load"] == "overload" and row.get("many_tok_s")]
     via = _best_world(found)
     shown = [row for row in found if row["via"] in (via, "gateway", "vllm")]
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), dpi=110)  # as saved: names are placed by pixels
@@ -118,7 +120,8 @@ def draw_time_lines(rows: Sequence[Row], path: Path) -> None:
     for column, row in enumerate(shown):
         for line, (name, place) in enumerate((("TTFT, ms", 1), ("TPOT, ms", 2))):
             axis = axes[line][column]
-            axis.scatter([p[0] for p in row["points"]], [p[place] for p in row["points"]], s=8, color=_COLOURS[via])
+            points = row["points"][: first_workload(row)["requests"]]
+            axis.scatter([p[0] for p in points], [p[place] for p in points], s=8, color=_COLOURS[via])
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter("{x:,.0f}")
             axis.yaxis.set_minor_formatter("{x:,.0f}" if place == 2 else "")

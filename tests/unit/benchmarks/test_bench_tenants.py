@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench_tenants  # noqa: E402 - benchmarks/ is no package: its scripts run from their own folder
-from tenant_figures import checks, row_of  # noqa: E402
+from tenant_figures import checks, first_workload, predictions, row_of  # noqa: E402
 from tenant_loads import POLICIES, alone, candidate, flood, overload, shares  # noqa: E402
 from tenant_runs import Got, Run  # noqa: E402
 
@@ -65,6 +65,28 @@ def test_figures_and_checks_of_an_overload_are_of_vips_and_of_the_crowd() -> Non
     assert found == {"H5-TTFT-P50": False, "H5-TTFT-P99": True, "H5-TPOT": True, "H5-BE": True, "H5-SWAP": True}
 
 
+def test_the_floods_rate_is_compared_over_the_same_arrivals() -> None:
+    # FAIR's other workloads are served at another rate, which FCFS's only one says nothing about.
+    fair = row_of([run(flood(number), "flood-fair", 0.05, 0.01 * number) for number in (1, 2, 3)])
+    fcfs = row_of([run(flood(1), "flood-fcfs", 9.0, 0.01)])
+    found = {check.id: check.measured for check in checks([fair, fcfs])}
+    assert found["H5-LIGHT-FLOOD"] == pytest.approx((9.0 + 0.01 * 399) / (0.05 + 0.01 * 399))
+
+
+def test_a_pooled_row_keeps_what_each_workload_had() -> None:
+    row = row_of([run(overload(number), "vip-balanced", 0.05 * number, 0.008) for number in (1, 2)])
+    assert [(one["workload"], one["requests"]) for one in row["by_workload"]] == [(1, 40), (2, 40)]
+    assert (row["requests"], row["ttft_p99_ms"]) == (80, pytest.approx(100))
+    assert (first_workload(row)["requests"], first_workload(row)["ttft_p99_ms"]) == (40, pytest.approx(50))
+
+
+def test_every_row_is_held_against_what_was_predicted() -> None:
+    measured = run(overload(1), "vip-strict", 0.05, 0.008)
+    predicted = Run(measured.workload, measured.policy, "simulator", run(overload(1), "vip-strict", 0.04, 0.008).got)
+    found = predictions([row_of([measured]), row_of([predicted])])
+    assert [(row["load"], row["policy"], row["ttft_p99_ms"]) for row in found] == [("overload", "vip-strict", "-20.0%")]
+
+
 def test_shares_are_counted_while_all_wait() -> None:
     """Each tenant reads a prompt every 1/weight s and streams it for 2 s: service by weight is the same."""
     workload = shares(100)
@@ -76,6 +98,7 @@ def test_shares_are_counted_while_all_wait() -> None:
         got.append(Got(call, first_s, first_s + 2.0))
     row = row_of([Run(workload, "shares-fair", "engine", tuple(got))])
     assert (row["window_s"], row["apart"]) == (pytest.approx(0.8 * 99 / 4), pytest.approx(0.0, abs=0.06))
+    assert (row["each"], row["to_s"] - row["from_s"]) == (100, pytest.approx(row["window_s"]))
 
 
 def test_the_simulator_gives_every_row_its_figures(tmp_path: Path) -> None:
