@@ -124,7 +124,7 @@ PROMISES = (
 )
 # What bench_scheduler.py times, once, after everything else, and its checks.
 TIMES = "T"
-TIMED = ("T1-10k", "T1-100k", "T2-arrival", "T2-cancel")
+TIMED = ("T1-10k", "T1-churn", "T1-100k", "T2-arrival", "T2-cancel")
 NAMES = (*RUNS, TIMES)
 # With their reasons.
 LEFT_OUT = {

@@ -3,7 +3,7 @@
 appends a token, increments a count and compares it with max_tokens: what a scheduler that tells every sequence does at least.
 
 steady: nobody comes or goes; of the rows that checks are about, the median of three rounds' ratios.
-churn: in every step 4 requests end, 4 are admitted and 4 arrive (their add() is timed, too).
+churn: in every step some requests end, as many are admitted and as many arrive (their add() is timed, too): 4, or 1 to 8.
 doors: one request arrives, one that waits is cancelled; each is timed alone.
 shadow: another policy that listens and is asked, and not obeyed.
 
@@ -39,6 +39,7 @@ STEPS = 200
 ROUNDS = 3  # of the rows that checks are about: other processes on the machine disturb a round, not most of them
 PASSES, TURN = 2000, 50  # of the bare loop in all, by parts in turn with TURN steps of the scheduler
 ENDING = 4  # per step, under churn
+CURVE = (1, 2, 8)  # and these, of some policies
 BLOCK_SIZE = 16
 STEP_S = 0.01  # of the engine's clock, per step: windows move on, requests age
 TIERS = (
@@ -146,6 +147,11 @@ def check_shadow(driver: EngineDriver) -> None:
         raise RuntimeError(f"the shadow ended: {shadow.fault}")
 
 
+def row_of(load: str, policy: str, shadow: str, waiting: int, tenants: int, ending: int) -> dict[str, Any]:
+    """What a row is about."""
+    return {"load": load, "policy": policy, "shadow": shadow, "waiting": waiting, "tenants": tenants, "ending": ending}
+
+
 def steady(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str, Any]:
     driver = crowd(policy, waiting, tenants, lambda number: 4000)
     add_shadow(driver, shadow, tenants)
@@ -154,11 +160,11 @@ def steady(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[st
         driver.turn()
         quiet = quiet + 1 if driver.scheduler.settlement is not None else 0
     timed = in_turn(driver, list)
-    return {"load": "steady", "policy": policy, "shadow": shadow, "waiting": waiting, "tenants": tenants} | timed
+    return row_of("steady", policy, shadow, waiting, tenants, 0) | timed
 
 
-def churn(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str, Any]:
-    life = RUNNING // ENDING
+def churn(policy: str, waiting: int, tenants: int, shadow: str = "", ending: int = ENDING) -> dict[str, Any]:
+    life = RUNNING // ending
     driver = crowd(policy, waiting, tenants, lambda number: life + number % life)
     add_shadow(driver, shadow, tenants)
     for _ in range(2 * life):
@@ -166,10 +172,10 @@ def churn(policy: str, waiting: int, tenants: int, shadow: str = "") -> dict[str
     numbers = itertools.count(RUNNING + waiting)
 
     def arrivals() -> list[Request]:
-        return [request(next(numbers), tenants, life, driver.clock.now()) for _ in range(ENDING)]
+        return [request(next(numbers), tenants, life, driver.clock.now()) for _ in range(ending)]
 
     timed = in_turn(driver, arrivals)
-    return {"load": "churn", "policy": policy, "shadow": shadow, "waiting": waiting, "tenants": tenants} | timed
+    return row_of("churn", policy, shadow, waiting, tenants, ending) | timed
 
 
 class Doors:
@@ -180,7 +186,7 @@ class Doors:
         self._tenants = tenants
         self._numbers = itertools.count(RUNNING + waiting)
         self._leaving = Random(0).sample(range(RUNNING, RUNNING + waiting), STEPS)
-        self._row = {"load": "doors", "policy": policy, "shadow": "", "waiting": waiting, "tenants": tenants}
+        self._row = row_of("doors", policy, "", waiting, tenants, 0)
         self._added: list[float] = []
         self._cancelled: list[float] = []
 
@@ -262,7 +268,9 @@ def measured(quick: bool) -> list[dict[str, Any]]:
     grid: list[tuple[Any, ...]] = [(steady, p, w, 1000) for p in POLICIES for w in (10_000, 100_000)]
     if not quick:
         grid = [(steady, p, w, t) for p in POLICIES for w in (0, 1000, 10_000, 100_000) for t in (1, 100, 1000)]
-        grid += [(churn, p, 10_000, 1000) for p in POLICIES]
+    grid += [(churn, p, 10_000, 1000) for p in POLICIES]
+    if not quick:
+        grid += [(churn, p, 10_000, 1000, "", ending) for p in ("fcfs", "vip", "fair") for ending in CURVE]
         grid += [(load, p, 10_000, 1000, shadow) for load in (steady, churn) for p, shadow in SHADOWS]
     again = [row for row in grid if row[0] is steady and row[2] >= 10_000 and row[3] == 1000 and len(row) == 4] * (ROUNDS - 1)
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -275,17 +283,20 @@ def measured(quick: bool) -> list[dict[str, Any]]:
 
 
 def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
-    at = {(row["load"], row["policy"], row["waiting"], row["tenants"]): row for row in rows if not row["shadow"]}
+    plain = [row for row in rows if not row["shadow"] and row["ending"] in (0, ENDING)]
+    at = {(row["load"], row["policy"], row["waiting"], row["tenants"]): row for row in plain}
     by_tokens = [policy for policy, (_, _, cost) in POLICIES.items() if cost is CostName.TOKENS]
 
     def growth(load: str, number: str, few: int) -> float:
         return max(float(at[load, p, 100_000, 1000][number] / at[load, p, few, 1000][number]) for p in POLICIES)
 
     ratio = max(float(at["steady", p, 10_000, 1000]["x bare loop"]) for p in by_tokens)
+    churns = max(float(at["churn", p, 10_000, 1000]["x bare loop"]) for p in by_tokens)
     grows = growth("steady", "x bare loop", 10_000)
     arrives, leaves = (growth("doors", f"{number} p50 us", 1000) for number in ("add", "cancel"))
     return [
         Check("T1-10k", "p50 at 10k waiting, 1000 tenants, worst policy by tokens / bare loop", ratio, "<= 2", "x", ratio <= 2),
+        Check("T1-churn", f"the same where {ENDING} end, are admitted and arrive in each step", churns, "<= 2", "x", churns <= 2),
         Check("T1-100k", "the same ratio at 100k waiting / at 10k, worst policy", grows, "<= 1.5", "x", grows <= 1.5),
         Check("T2-arrival", "an arrival's p50 at 100k waiting / at 1k, worst policy", arrives, "<= 1.5", "x", arrives <= 1.5),
         Check("T2-cancel", "a cancel's p50 at 100k waiting / at 1k, worst policy", leaves, "<= 1.5", "x", leaves <= 1.5),
