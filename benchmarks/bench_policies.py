@@ -45,7 +45,7 @@ RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l
 _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
-_GAINS = tuple(f"gain {name}" for name in ("W4", "W4 gap", "W12", "W12 gap"))
+_GAINS = tuple(f"gain {name}" for name in ("idle", "idle gap", "W12", "W12 gap"))
 _CEILINGS = tuple(f"{name} {share}" for name in ("tier", "node", "tier fcfs") for share in ("20%", "60%"))
 _TIGHT = tuple(f"{name} tight" for name in _ALL)
 PROMISES = (
@@ -59,12 +59,13 @@ PROMISES = (
         always=True,
     ),
     Promise("F3", "weights 1:2:3:4: Jain of 60-s windows", "F3", ("jain",), least=0.999, always=True),
+    Promise("F3-gap", "weights 1:2:3:4: W/w apart / F1's 2U", "F3", ("apart",), most=1.0, always=True),
     Promise("F4-max", "Arena: service difference / FCFS, max", "F4", ("max",), most=0.5),
     Promise("F4-avg", "Arena: service difference / FCFS, mean", "F4", ("avg",), most=0.6),
     Promise("F4-var", "Arena: service difference / FCFS, variance", "F4", ("var",), most=0.21),
     Promise("F5-p50", "Arena: small clients' TTFT p50 / FCFS", "F4", ("p50",), most=0.05),
     Promise("F5-p99", "Arena: small clients' TTFT p99 / FCFS", "F4", ("p99",), most=0.2),
-    Promise("F6-gain", "a returning client's lead / U, and / 2(theta + c_step)", "F6", _GAINS, most=1.0, always=True),
+    Promise("F6-gain", "what who comes back gets beyond who stayed / U; with a gap / theta", "F6", _GAINS, most=1.0, always=True),
     Promise("F6-ttft", "a steady client's TTFT p99 after a return / if nobody was silent", "F6", ("ttft",), most=1.2),
     Promise("F7", "org B's service when org A grows by 100 users", "F7", ("change",), most=0.01),
     Promise("A1", "an adversary's charges by roofline / an honest organisation's", "A1", ADVERSARIES, most=1.05),
@@ -101,7 +102,8 @@ PROMISES = (
     Promise("L1-gap", "interval gap / 2(theta + c_step + Q)", "L1", ("gap",), most=1.0, always=True),
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
-    Promise("P1-lifo", "the same / that of the LIFO victim rule", "C", ("tax over lifo",), most=0.75),
+    Promise("P1-vllm", "the same / with vLLM's rules: LIFO victims, 1 % left free", "C", ("tax over vllm",), most=0.75),
+    Promise("P1-lifo", "the same / with LIFO victims, all else equal", "C", ("tax over lifo",), most=0.75),
     Promise("KV-limit", "blocks of a hoarder above its kv_limit", "KV", ("above",), most=0, always=True),
     Promise(
         "CEIL",

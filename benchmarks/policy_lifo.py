@@ -1,5 +1,5 @@
-"""The rule that recompute is measured against: a growing or higher-ranked sequence takes the blocks of whoever came last, and
-admission leaves one part in a hundred of the blocks free, whatever is to be expected (vLLM's rule)."""
+"""The rules that recompute is measured against: a growing or higher-ranked sequence takes the blocks of whoever came last; and
+vLLM's, where admission besides leaves one part in a hundred of the blocks free, whatever is to be expected."""
 
 from __future__ import annotations
 
@@ -34,5 +34,10 @@ def evict_last_come(scheduler: Scheduler) -> None:
         return victims if blocks_missing <= 0 and len(victims) >= slots_missing else None
 
     scheduler.pick_victims = pick
+
+
+def evict_and_admit_like_vllm(scheduler: Scheduler) -> None:
+    """The same, with nothing left free for what is to come."""
+    evict_last_come(scheduler)
     blocks = scheduler.blocks
     scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, scheduler.limits.watermark, scheduler.swaps, reserve=0.0)

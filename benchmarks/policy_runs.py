@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from policy_ledger import run_with_ledger
-from policy_lifo import evict_last_come
+from policy_lifo import evict_and_admit_like_vllm, evict_last_come
 
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.catalogue import WORKLOADS
@@ -83,15 +83,16 @@ def widest_gap(result: SimResult, from_s: float = WARM_UP_S) -> float:
 
 
 def f1(seed: int) -> Numbers:
-    """Gap over 2U; U = max(L_in, 2 M), M: tokens that the running batch can hold of this workload."""
-    found: Numbers = {}
-    for name in ("W1", "W5", "W6"):
-        workload = made(name, seed, 30.0)
-        longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
-        batch = min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
-        unit = max(max(r.prompt_tokens for r in workload.requests), 2 * batch)
-        found[name] = widest_gap(run(workload, TiersPolicy.FAIR, sample_s=0)) / (2 * unit)
-    return found
+    """Gap over 2U."""
+    runs = {name: run(made(name, seed, 30.0), TiersPolicy.FAIR, sample_s=0) for name in ("W1", "W5", "W6")}
+    return {name: widest_gap(result) / (2 * most_at_once(result.workload)) for name, result in runs.items()}
+
+
+def most_at_once(workload: Workload) -> float:
+    """U = max(L_in, 2 M), M: tokens that the running batch can hold of this workload."""
+    longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
+    batch = min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
+    return max(max(r.prompt_tokens for r in workload.requests), 2 * batch)
 
 
 def f2(seed: int) -> Numbers:
@@ -121,7 +122,10 @@ def peak_rate(result: SimResult) -> float:
 def f3(seed: int) -> Numbers:
     result = run(made("W3", seed, 120.0), TiersPolicy.FAIR)
     weights = result.workload.weights
-    return {"jain": min(jain([w.service[node] / weights[node] for node in weights]) for w in windows(result, 60.0))}
+    per_weight = [[w.service[node] / weights[node] for node in weights] for w in windows(result, 60.0)]
+    apart = max(max(values) - min(values) for values in per_weight)
+    lightest = min(weights.values())
+    return {"jain": min(map(jain, per_weight)), "apart": apart / (2 * most_at_once(result.workload) / lightest)}
 
 
 def arena(seed: int, speed: float = 1.0) -> Workload:
@@ -192,23 +196,35 @@ def prediction(seed: int) -> Numbers:
 
 
 def f6(seed: int) -> Numbers:
-    """Who was silent and comes back: the most it gets beyond a client that was there all the time, from its return on, over U
-    and with a gap over 2 (theta + c_step). And W4's steady client's p99 TTFT from then on, over what it is when nobody was ever
-    silent; at half its speed, at which the other one's queue does run empty while it is silent."""
+    """Who was silent and comes back: the most it gets beyond a client that was there all the time, from its return on, by
+    charges, over U and with a gap over theta. And W4's steady client's p99 TTFT from then on, over what it is when nobody was
+    ever silent; at half its speed, at which the other one's queue does run empty while it is silent."""
     found: Numbers = {}
-    for name, returning, steady, from_s in (("W4", "onoff/returning", "onoff/steady", 60.0), ("W12", "hoard", "honest", 80.0)):
-        workload = made(name, seed, 120.0)
-        longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
-        unit = 2 * min(SHAPE.num_blocks * SHAPE.block_size, SHAPE.max_num_seqs * longest)
-        step = SHAPE.max_num_batched_tokens + SHAPE.max_num_seqs
+    for name, workload, returning, steady, from_s in (
+        ("idle", _back_from_idle(seed), "onoff/returning", "onoff/steady", 50.0),
+        ("W12", made("W12", seed, 120.0), "hoard", "honest", 80.0),
+    ):
         for gap_ms, kind in ((None, ""), (GAP_MS, " gap")):
-            result = run(workload, TiersPolicy.FAIR, gap_ms=gap_ms, charges=True)
-            bound = unit if gap_ms is None else 2 * (max(GAP_MS / 1000 * peak_rate(result), 2 * step) + 2 * step)
-            found[f"gain {name}{kind}"] = _gain(result, returning, steady, from_s, from_s + 30.0) / bound
+            result = run(workload, TiersPolicy.FAIR, gap_ms=gap_ms, charges=True, sample_s=0.02)
+            step = SHAPE.max_num_batched_tokens + SHAPE.max_num_seqs
+            theta = max(GAP_MS / 1000 * peak_rate(result), 2 * step)
+            bound = most_at_once(workload) if gap_ms is None else theta
+            found[f"gain {name}{kind}"] = _gain(result, returning, steady, from_s) / bound
     scene = Scene(seed, 120.0, SHAPE, speed=0.5)
     workload = WORKLOADS["W4"](scene)
     found["ttft"] = _steady_p99(workload) / _steady_p99(_never_silent(workload, scene))
     return found
+
+
+def _back_from_idle(seed: int) -> Workload:
+    """One that always wants more, and one that asks for a third of what there is, has it all, is silent for twenty seconds, and
+    comes back with twice what there is. W4's own is never idle: at its speed its queue lasts until it is back."""
+    scene = Scene(seed, 80.0, SHAPE)
+    rate = scene.rate(256, 256, 1.0)
+    requests = stream(scene, "onoff/steady", "default", 1.25 * rate, fixed(256, 256))
+    requests += stream(scene, "onoff/returning", "default", 0.3 * rate, fixed(256, 256), 0.0, 25.0)
+    requests += stream(scene, "onoff/returning", "default", 2 * rate, fixed(256, 256), 50.0, scene.duration_s)
+    return Workload("idle", in_order(requests), ("default",), scene.duration_s)
 
 
 def _never_silent(workload: Workload, scene: Scene) -> Workload:
@@ -225,17 +241,20 @@ def _steady_p99(workload: Workload) -> float:
     return percentile(waits([o for o in steady if 60.0 <= o.planned.asked.arrival_s < 90.0], 600.0), 0.99)
 
 
-def _gain(result: SimResult, node: str, other: str, from_s: float, until_s: float) -> float:
-    """The most by which `node` was ahead of `other` since from_s, by charges."""
-    leads = [
-        sum(
-            v if account.node.startswith(node) else -v if account.node.startswith(other) else 0
-            for account, v in s.service.items()
-        )
-        for s in result.samples
-        if from_s + 1 <= s.time_s <= until_s
-    ]
-    return max(lead - leads[0] for lead in leads)
+def _gain(result: SimResult, node: str, other: str, from_s: float) -> float:
+    """The most by which `node` is ahead of `other` since it came back, at from_s or later, by charges. ValueError if it was not
+    idle when it came."""
+    own = [outcome for outcome in result.outcomes if outcome.planned.account.node.startswith(node)]
+    back_s = min(one.planned.asked.arrival_s for one in own if one.planned.asked.arrival_s >= from_s)
+    if any(one.planned.asked.arrival_s < from_s and (one.ended_s is None or one.ended_s > back_s) for one in own):
+        raise ValueError(f"{node} has requests of before {from_s:g} s when it returns")
+    leads = [(s.time_s, _charged(s.service, node) - _charged(s.service, other)) for s in result.samples]
+    before = [lead for at_s, lead in leads if at_s <= back_s][-1]
+    return max(lead - before for at_s, lead in leads if at_s > back_s)
+
+
+def _charged(service: Mapping[Account, int], node: str) -> int:
+    return sum(charged for account, charged in service.items() if account.node.startswith(node))
 
 
 ADVERSARIES = ("hog", "flood", "aborts", "hoard", "names")
@@ -248,7 +267,7 @@ def a1(seed: int) -> Numbers:
     result = run(workload, TiersPolicy.FAIR, cost=CostName.ROOFLINE, charges=True)
     found: Numbers = {}
     for adversary in ADVERSARIES:
-        since_s = 85.0 if adversary == "hoard" else WARM_UP_S
+        since_s = 80.0 if adversary == "hoard" else WARM_UP_S
         before = next(s.service for s in result.samples if s.time_s >= since_s)
         got = dict.fromkeys((adversary, "honest"), 0)
         for account, charged in result.samples[-1].service.items():
@@ -372,11 +391,12 @@ def c(seed: int) -> Numbers:
             evictions = max(evictions, *(o.evictions for result in (fair, vip) for o in result.outcomes))
             if name == "W9":
                 shaped = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(Shaping.BALANCED))
-                lifo = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(Shaping.BALANCED), prepare=evict_last_come)
                 found[f"tax {kind}"] = shaped.recomputed_tokens / computed(shaped)
-                found[f"lifo tax {kind}"] = lifo.recomputed_tokens / computed(lifo)
+                for rule, prepare in (("lifo", evict_last_come), ("vllm", evict_and_admit_like_vllm)):
+                    other = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(Shaping.BALANCED), prepare=prepare)
+                    found[f"{rule} tax {kind}"] = other.recomputed_tokens / computed(other)
                 evictions = max(evictions, *(outcome.evictions for outcome in shaped.outcomes))
-    found["tax over lifo"] = found["tax tight"] / found["lifo tax tight"]
+    found |= {f"tax over {rule}": found["tax tight"] / found[f"{rule} tax tight"] for rule in ("lifo", "vllm")}
     return found | {"stalled": stalled, "evictions": evictions}
 
 
