@@ -7,7 +7,7 @@ many shapes, and no two change over at the same number of tokens, so near it a s
 
     linear(n) = (weights ^ (1 / blend) + (token * n) ^ (1 / blend)) ^ blend        blend 0: the larger of the two; 1: their sum
 
-Defaults: Llama-3.1-8B in bfloat16 on one GPU, from published fits (docs/simulator.md). fit.py fits one to measured steps.
+Defaults: Llama-3.1-8B in bfloat16 on one H100, from published fits (docs/simulator.md). fit.py fits one to measured steps.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ def blended(one: float, other: float, blend: float) -> float:
     return both
 
 
-# 3.35 TB/s against 4.8 TB/s: what is read takes 0.7 of the time, what is computed the same.
 H100 = StepModel()
-H200 = StepModel(weights_s=4.9e-3, context_s=45e-9)
+# Fitted to this engine's steps on one (benchmarks/results/bench_tenants-h200.json).
+H200 = StepModel(
+    fixed_s=1.9e-3, sequence_s=0.0, weights_s=2.5e-3, token_s=21.3e-6, context_s=31e-9, attention_s=1.7e-9, swap_block_s=38e-6,
+    blend=0.75,
+)  # fmt: skip

@@ -30,13 +30,16 @@ def cells(model: StepModel, noise: float = 0.0) -> list[Cell]:
 
 
 # Its products change over from reading to computing one after another, as a GPU's do.
-SMOOTH = replace(H200, fixed_s=1e-3, weights_s=3.2e-3, token_s=20e-6, blend=0.5)
+SMOOTH = replace(H100, fixed_s=1e-3, weights_s=3.2e-3, token_s=20e-6, blend=0.5)
+# Nothing is copied in these steps, so the default is what is found.
+MEASURED = replace(H200, swap_block_s=H100.swap_block_s)
 
 
-@pytest.mark.parametrize("model", [H100, H200, SMOOTH])
+@pytest.mark.parametrize("model", [H100, MEASURED, SMOOTH])
 def test_the_model_that_made_the_steps_is_found(model: StepModel) -> None:
     found = fit(cells(model))
-    close = {name: pytest.approx(value, rel=0.05) for name, value in asdict(model).items()}
+    # 1 ns a sequence is 0.01 % of these steps.
+    close = {name: pytest.approx(value, rel=0.05, abs=1e-9 * (value == 0)) for name, value in asdict(model).items()}
     assert (asdict(found.model), found.mape < 0.002, found.worst < 0.01, found.is_good) == (close, True, True, True)
 
 
