@@ -45,6 +45,7 @@ _ALL = ("W1", "W5", "W6")
 # W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
 _EVEN = ("W2", "W8", "W9")
 _GAINS = tuple(f"gain {name}" for name in ("idle", "idle gap", "W12", "W12 gap"))
+_WAITS = ("wait best_effort, 1 below", "wait standard, 2 below", "wait best_effort, 2 below")
 _WORK = tuple(f"off {cost.value}" for cost in CHARGES_WORK)
 _CEILINGS = tuple(f"{name} {share}" for name in ("tier", "node", "tier fcfs") for share in ("20%", "60%"))
 _TIGHT = tuple(f"{name} tight" for name in _ALL)
@@ -81,7 +82,7 @@ PROMISES = (
     Promise("V2-strict", "VIP TPOT p99 / alone, strict", "V", ("strict tpot",), most=1.3),
     Promise("V3", "VIP to its first chunk, p99 / (2 steps + 5 ms)", "V", ("first chunk",), most=1.0),
     Promise("V4", "lower tier started while a VIP waits", "V", ("inversions",), most=0, always=True),
-    Promise("S1", "wait under ageing / (patience + a VIP's)", "S1", ("wait",), most=1.0, always=True),
+    Promise("S1", "wait under ageing / (patience a band above + a VIP's)", "S1", _WAITS, most=1.0, always=True),
     Promise("S2", "share in any 10 s / min", "S2", ("min 5%", "min 10%"), least=0.95, always=True),
     Promise("S3", "policy evictions of one request", "C", ("evictions",), most=3, always=True),
     Promise("C1-fair", "FAIR tokens/s / FCFS, KV ample", "C", tuple(f"fair ample {w}" for w in _EVEN), least=0.98),

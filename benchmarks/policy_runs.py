@@ -340,17 +340,27 @@ def _inversions(result: SimResult) -> float:
 
 
 def s1(seed: int) -> Numbers:
-    """Bursts of VIPs, below capacity over time; the longest wait of a lower tier over patience and the longest wait of a VIP."""
+    """Bursts of VIPs, below capacity over time; a lower tier's longest wait over patience for each band above it and the longest
+    wait of a VIP. With one tier below the VIPs, and with two."""
     scene, patience_s = Scene(seed, 60.0, SHAPE), 3.0
     rate = scene.rate(512, 256, 1.0)
     vips = together(
         stream(scene, "vip/main", "vip", 1.8 * rate, fixed(512, 256), start_s, start_s + 10) for start_s in range(0, 60, 20)
     )
-    batch = stream(scene, "crowd/c0", "best_effort", 0.08 * rate, fixed(512, 256))
-    workload = Workload("S1", in_order(vips + batch), ("vip", "best_effort"), 90.0)
-    result = run(workload, TiersPolicy.VIP, tiers=vip_tiers(Shaping.BALANCED, patience_s=patience_s))
-    queued = {tier: max(o.queue_s if o.queue_s is not None else 1e9 for o in _of(result, tier)) for tier in workload.tiers}
-    return {"wait": queued["best_effort"] / (patience_s + queued["vip"] + 2 * result.longest_step_s)}
+    found: Numbers = {}
+    for below in (("best_effort",), ("standard", "best_effort")):
+        crowd = together(stream(scene, f"crowd/{t}", t, 0.08 / len(below) * rate, fixed(512, 256)) for t in below)
+        tiers = (
+            Tier("vip", 100, shaping=Shaping.BALANCED),
+            *(Tier(t, 50 - n, patience_s=patience_s) for n, t in enumerate(below)),
+        )
+        workload = Workload("S1", in_order(vips + crowd), ("vip", *below), 90.0)
+        result = run(workload, TiersPolicy.VIP, tiers=tiers)
+        queued = {tier: max(o.queue_s if o.queue_s is not None else 1e9 for o in _of(result, tier)) for tier in workload.tiers}
+        for bands, tier in enumerate(below, 1):
+            allowed_s = bands * patience_s + queued["vip"] + 2 * result.longest_step_s
+            found[f"wait {tier}, {len(below)} below"] = queued[tier] / allowed_s
+    return found
 
 
 def s2(seed: int) -> Numbers:
