@@ -51,8 +51,13 @@ def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def print_checks(checks: Sequence[Check]) -> None:
     if not checks:
         return
+    header = ["id", "what", "measured", "required", ""]
     lines = [[c.id, c.what, f"{_text(c.measured)} {c.unit}", c.required, "pass" if c.passed else "FAIL"] for c in checks]
-    _print_table("checks", ["id", "what", "measured", "required", ""], lines, set())
+    if any(check.worst is not None for check in checks):
+        header.insert(3, "worst")
+        for line, check in zip(lines, checks, strict=True):
+            line.insert(3, "" if check.worst is None else _text(check.worst))
+    _print_table("checks", header, lines, set())
 
 
 def write_json(path: Path | None, checks: Sequence[Check], rows: Sequence[Mapping[str, Any]]) -> None:

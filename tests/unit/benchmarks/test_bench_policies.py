@@ -21,17 +21,19 @@ SEEDS = [{"a": 0.5, "b": 0.7}, {"a": 1.1, "b": 0.7}]
 
 
 @pytest.mark.parametrize(
-    ("promise", "measured", "passed"),
+    ("promise", "measured", "worst", "passed"),
     [
-        (Promise("X", "", "r", ("a", "b"), most=1.0, always=True), 1.1, False),
-        (Promise("X", "", "r", ("a", "b"), most=1.0), 0.8, True),
-        (Promise("X", "", "r", ("a", "b"), least=0.6, always=True), 0.5, False),
-        (Promise("X", "", "r", ("a", "b"), least=0.6), 0.7, True),
+        (Promise("X", "", "r", ("a", "b"), most=1.0, always=True), 1.1, None, False),
+        (Promise("X", "", "r", ("a", "b"), most=1.0), 0.8, 1.1, True),
+        (Promise("X", "", "r", ("a", "b"), least=0.6, always=True), 0.5, None, False),
+        (Promise("X", "", "r", ("a", "b"), least=0.6), 0.7, 0.5, True),
     ],
 )
-def test_the_worst_number_decides(promise: Promise, measured: float, passed: bool) -> None:
+def test_the_worst_number_decides_and_beside_a_mean_stands_the_worst_seed(
+    promise: Promise, measured: float, worst: float | None, passed: bool
+) -> None:
     check = judge(promise, SEEDS)
-    assert (check.measured, check.passed) == (pytest.approx(measured), passed)
+    assert (check.measured, check.worst, check.passed) == (pytest.approx(measured), worst, passed)
 
 
 def test_every_promise_has_one_bound_and_a_run() -> None:
