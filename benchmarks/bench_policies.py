@@ -98,7 +98,7 @@ PROMISES = (
     Promise("D3-vip", "the same under VIP", "D3", ("vip",), most=0.3),
     Promise("L1-hits", "prompt tokens found cached / longest prefix first", "L1", ("hits W11", "hits documents"), least=0.9),
     Promise("L1-rate", "tokens/s / longest prefix first", "L1", ("rate W11", "rate documents"), least=0.95),
-    Promise("L1-gap", "interval gap / 2(theta + c_step + Q)", "L1", ("gap",), most=1.0, always=True),
+    Promise("L1-gap", "interval gap / 2(max(theta, R) + c_step + Q)", "L1", ("gap W11", "gap documents"), most=1.0, always=True),
     Promise("P1", "recompute tax of W9, KV ample", "C", ("tax ample",), most=0.03),
     Promise("P1-tight", "recompute tax of W9, KV tight", "C", ("tax tight",), most=0.08),
     Promise("P1-vllm", "the same / with vLLM's rules: LIFO victims, 1 % left free", "C", ("tax over vllm",), most=0.75),
