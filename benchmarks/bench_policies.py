@@ -20,6 +20,7 @@ from charge_runs import CHARGES_WORK, f9
 from deadline_runs import d1, d2, d3
 from kv_runs import kv
 from locality_runs import l1
+from mix_runs import FAIR_ON, VIP_ON, mix
 from policy_runs import ADVERSARIES, Numbers
 from policy_runs import RUNS as POLICY_RUNS
 from report import console, print_checks, print_rows, write_json
@@ -40,9 +41,14 @@ class Promise(NamedTuple):
     always: bool = False
 
 
-RUNS = {**POLICY_RUNS, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l1, "CEIL": ceil}
+def _of(kind: str, workloads: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{kind} {name}" for name in workloads)
+
+
+RUNS = {**POLICY_RUNS, "MIX": mix, "F9": f9, "D1": d1, "D2": d2, "D3": d3, "KV": kv, "L1": l1, "CEIL": ceil}
 _ALL = ("W1", "W5", "W6")
-# W5 is in the rows only: its clients' tokens cost different times, so that another mix is another rate at equal efficiency.
+# W5 and W6 are in the rows only: their clients' tokens cost different times, so that another mix is another rate at equal
+# efficiency. MIX has them at equal mix.
 _EVEN = ("W2", "W8", "W9")
 _GAINS = tuple(f"gain {name}" for name in ("idle", "idle gap", "W12", "W12 gap"))
 _WAITS = ("wait best_effort, 1 below", "wait standard, 2 below", "wait best_effort, 2 below")
@@ -89,6 +95,10 @@ PROMISES = (
     Promise("C1-vip", "VIP tokens/s / FCFS, KV ample", "C", tuple(f"vip ample {w}" for w in _EVEN), least=0.98),
     Promise("C2-fair", "FAIR tokens/s / FCFS, KV tight", "C", tuple(f"fair tight {w}" for w in _EVEN), least=0.95),
     Promise("C2-vip", "VIP tokens/s / FCFS, KV tight", "C", tuple(f"vip tight {w}" for w in _EVEN), least=0.95),
+    Promise("C1-fair-mix", "FCFS's time for the same requests / FAIR's, KV ample", "MIX", _of("fair ample", FAIR_ON), least=0.98),
+    Promise("C1-vip-mix", "FCFS's time for the same requests / VIP's, KV ample", "MIX", _of("vip ample", VIP_ON), least=0.98),
+    Promise("C2-fair-mix", "FCFS's time for the same requests / FAIR's, KV tight", "MIX", _of("fair tight", FAIR_ON), least=0.95),
+    Promise("C2-vip-mix", "FCFS's time for the same requests / VIP's, KV tight", "MIX", _of("vip tight", VIP_ON), least=0.95),
     Promise("C3", "seconds with work and no step", "C", ("stalled",), most=0, always=True),
     Promise("D1", "requests that keep their targets at 1.0x load / FCFS", "D1", ("goodput",), least=1.2),
     Promise("C1-deadline", "DEADLINE tokens/s / FCFS, KV ample", "D1", ("rate",), least=0.98),

@@ -389,7 +389,7 @@ def c(seed: int) -> Numbers:
     found: Numbers = {}
     stalled, evictions = 0.0, 0
     for shape, kind in ((SHAPE, "ample"), (TIGHT, "tight")):
-        for name in ("W2", "W5", "W8", "W9"):
+        for name in ("W2", "W5", "W6", "W8", "W9"):
             workload = made(name, seed, 30.0, shape)
             tiers = vip_tiers(Shaping.OFF) if name == "W9" else None
             fcfs = run(workload, TiersPolicy.FCFS, shape)

@@ -15,6 +15,8 @@ from fairlane.scheduler.tenancy import PolicySnapshot, Tier, TiersPolicy
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from bench_policies import PROMISES, RUNS, Promise, judge, runs_of
+from locality_runs import all_wait
+from mix_runs import evened
 from policy_ledger import run_with_ledger
 
 SEEDS = [{"a": 0.5, "b": 0.7}, {"a": 1.1, "b": 0.7}]
@@ -47,7 +49,7 @@ def test_every_promise_has_one_bound_and_a_run() -> None:
         (["F5"], ["F4"]),
         (["V1-strict", "V2", "F1"], ["V", "F1"]),
         (["C"], ["C"]),
-        (["C1"], ["C", "D1"]),
+        (["C1"], ["C", "MIX", "D1"]),
         (["T1", "T2-cancel"], ["T"]),
     ],
 )
@@ -69,3 +71,25 @@ def test_without_evictions_the_policy_charges_what_was_served() -> None:
     # The first output token comes out of the prompt's last chunk and is not charged beside it.
     expected = {account: counts.service - 2 * 20 for account, counts in result.counts.items()}
     assert result.samples[-1].service == expected
+
+
+def test_evened_clients_ask_for_the_same_by_weight_in_the_same_time() -> None:
+    requests = tuple(SimRequest(k / 10, f"o/{'ab'[k % 2]}", "x", 100, 50 + 200 * (k % 2)) for k in range(200))
+    workload = evened(Workload("w", requests, ("x",), 20.0, {"o/a": 1.0, "o/b": 1.5}))
+    own = {node: [r for r in workload.requests if r.node == node] for node in workload.nodes}
+    asked = {node: sum(r.prompt_tokens + 2 * r.output_tokens for r in found) for node, found in own.items()}
+    last = {node: found[-1].arrival_s for node, found in own.items()}
+    assert asked["o/b"] / 1.5 == pytest.approx(asked["o/a"], rel=0.03)
+    assert last["o/b"] == pytest.approx(last["o/a"], rel=0.03)
+
+
+def test_only_the_time_counts_in_which_every_node_has_one_that_waits() -> None:
+    # The second node's come at 5 s; two of all run at a time, so that both wait from then on until one's last has started.
+    late = (SimRequest(5.0, "o/b", "x", 10, 500) for _ in range(6))
+    requests = (*(SimRequest(0.0, "o/a", "x", 10, 500) for _ in range(9)), *late)
+    snapshot = PolicySnapshot(1, "", TiersPolicy.FAIR, (Tier("x", 1),))
+    result = Simulation(Workload("w", requests, ("x",), 300.0), snapshot, WorkerShape(max_num_seqs=2), sample_s=0.5).run()
+    starts = {n: max(o.planned.asked.arrival_s + (o.queue_s or 0) for o in result.outcomes if o.planned.account.node == n)
+              for n in ("o/a", "o/b")}  # fmt: skip
+    times = [sample.time_s for sample in all_wait(result).samples]
+    assert (times[0], times[-1]) == (pytest.approx(5.0, abs=0.51), pytest.approx(min(starts.values()), abs=0.51))
