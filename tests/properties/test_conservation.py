@@ -19,7 +19,7 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.request import RequestId, Sequence
 from fairlane.scheduler.tenancy import CostName
-from histories import History, histories, run
+from histories import History, histories, many, run
 from step_watch import Step, StepWatch, paths
 
 
@@ -88,6 +88,7 @@ class Meter:
         (self.again if again else self.work)[request_id] += price
 
 
+@many
 @given(history=histories(), cost=st.sampled_from(CostName))
 def test_f9_every_unit_charged_is_useful_or_waste(history: History, cost: CostName) -> None:
     """Useful: what those did for the first time who got all their tokens. Waste: what was done again, and for who did not."""
@@ -102,6 +103,7 @@ def test_f9_every_unit_charged_is_useful_or_waste(history: History, cost: CostNa
     assert (books.sum(Ledger.WORK), books.sum(Ledger.HELD)) == (useful + waste, sum(meter.held.values()))
 
 
+@many
 @given(history=histories(), depth=st.sampled_from([0, 1, 2]))
 def test_kv_every_block_is_free_or_held_by_those_whose_tables_name_it(history: History, depth: int) -> None:
     driver = history.start(depth=depth, check=True)

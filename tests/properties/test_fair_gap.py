@@ -29,7 +29,7 @@ from fairlane.scheduler.request import RequestId
 from fairlane.scheduler.settlement import RECHECK_STEPS
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
 from fairlane.scheduler.victims import MAX_EVICTIONS
-from histories import TENANTS, History, cancels, machines, requests, run, shares
+from histories import TENANTS, History, cancels, machines, many, requests, run, shares
 from step_watch import Step, StepWatch
 
 ONE_TIER = (Tier("standard", 50),)
@@ -175,12 +175,14 @@ def spans(history: History, bound: float, *, with_gap: bool) -> list[float]:
     return rule.spans
 
 
+@many
 @given(history=backlogs(gap=False))
 def test_f1_two_backlogged_siblings_never_drift_apart_by_more_than_what_can_run_at_once(history: History) -> None:
     found = spans(history, 2 * largest_charge(history), with_gap=False)
     assert max(found, default=0.0) <= 1.0
 
 
+@many
 @given(history=backlogs(gap=False, window=True))
 def test_f1_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
     window = history.options["window_ms"] * fastest(history)
@@ -188,12 +190,14 @@ def test_f1_holds_with_a_locality_window_but_for_twice_the_window(history: Histo
     assert max(found, default=0.0) <= 1.0
 
 
+@many
 @given(history=backlogs(gap=True, window=True))
 def test_f2_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
     found = spans(history, gap_bound(history) + 2 * history.options["window_ms"] * fastest(history), with_gap=True)
     assert max(found, default=0.0) <= 1.0
 
 
+@many
 @given(history=backlogs(gap=True))
 def test_f2_with_a_gap_they_never_drift_apart_by_more_than_it_and_a_few_steps(history: History) -> None:
     found = spans(history, gap_bound(history), with_gap=True)

@@ -12,7 +12,7 @@ from fairlane.scheduler.driver import EngineDriver
 from fairlane.scheduler.request import Sequence
 from fairlane.scheduler.room import LARGEST_PART
 from fairlane.scheduler.tenancy import Shaping, TiersPolicy
-from histories import History, histories, run
+from histories import History, histories, many, run
 from step_watch import Step, StepWatch, paths
 
 
@@ -50,6 +50,7 @@ def can_start(one: Sequence, step: Step) -> bool:
     return not one.steps_in_flight and one.request_id not in step.evicted
 
 
+@many
 @given(history=histories(policies=(TiersPolicy.VIP,)))
 def test_v4_no_lower_tier_is_admitted_while_a_higher_one_that_fits_waits(history: History) -> None:
     """But for those that patience or a minimum share brought forward, which hold a lease."""
@@ -80,6 +81,7 @@ def test_v4_no_lower_tier_is_admitted_while_a_higher_one_that_fits_waits(history
     assert inversions == []
 
 
+@many
 @given(history=histories())
 def test_c3_no_place_in_a_step_stays_empty_while_somebody_waits_who_fits(history: History) -> None:
     driver = history.start()

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from engine_world import expected_tokens, request, world
@@ -17,6 +18,9 @@ from fairlane.scheduler.tenancy import NodeShare, Shaping, Tier, TiersPolicy, Wi
 
 TENANTS = ("a/x", "a/y", "b/x", "b/y/m", "b/y/n")
 PREFIX = tuple(range(900, 940))
+
+# A hard property is looked for in more histories than hypothesis draws otherwise, or in as many as the profile says.
+many = settings(max_examples=max(200, settings.default.max_examples))
 
 
 class History:
