@@ -15,7 +15,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
-hypothesis.settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
+_HISTORIES = int(os.environ.get("HISTORIES", 10_000))  # of the long target: its processes share them
+hypothesis.settings.register_profile("long", deadline=None, max_examples=_HISTORIES, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # The cache (XDG_CACHE_HOME) stays: pulled models are in it.
