@@ -74,3 +74,24 @@ def test_f2_needs_tokens_beside_the_streams_of_who_is_ahead() -> None:
     lead = (after["o/a"] - before["o/a"]) - (after["o/b"] - max(before["o/a"], before["o/b"]))  # b was lifted to a
     step = BUDGET + SEATS
     assert lead > 2 * (2 * step + step + RECHECK_STEPS * 2 * SEATS)
+
+
+def test_f2_needs_the_steps_in_which_no_waiting_head_is_looked_at() -> None:
+    """b comes when six streams of a have every slot, and is level with a. Its head is looked at, and again sixteen steps later:
+    a gets further ahead than a bound of theta and a step allows, for the whole drift."""
+    seats, budget, output = 6, 20, 30
+    asking = Asking(fair(num_blocks=30, block_size=8, max_num_seqs=seats, max_resident=seats, budget=budget, gap_ms=1.0))
+    asking.ask("o/a", 20, prompt=1, max_tokens=output)
+    for _ in range(3):
+        asking.driver.turn()
+    before = asking.charged()["o/a"]
+    asking.ask("o/b", 20, prompt=1, max_tokens=output)
+    leads = []
+    for _ in range(60):
+        asking.driver.turn()
+        charged = asking.charged()
+        leads.append(charged["o/a"] - max(before, charged["o/b"]))  # b was lifted to a
+    step = budget + seats
+    theta = max(2 * step, 1 + output)  # a millisecond is less, and so is the recompute of the largest
+    assert asking.waiting("o/a") and asking.waiting("o/b")
+    assert 2 * (theta + step) < max(leads) <= theta + RECHECK_STEPS * 2 * seats
