@@ -1,4 +1,4 @@
-"""What siblings of a fair tree were served, step by step, for the rules on how far they may drift apart (F1, F2); the loads
+"""What siblings of a fair tree were served, step by step, for the rules on how far they may drift apart (F1, F2, F6); the loads
 they are checked on; and how large the terms of their bounds are, in units of what a prompt token costs."""
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 
 from books import Books
+from engine_world import request
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
-from fairlane.scheduler.request import Request, RequestId
+from fairlane.scheduler.request import CacheMode, Request, RequestId
 from fairlane.scheduler.settlement import RECHECK_STEPS
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
 from fairlane.scheduler.victims import MAX_EVICTIONS
@@ -143,3 +144,27 @@ def largest_step(history: History) -> int:
 def fastest(history: History) -> float:
     """The most cost in a millisecond: a step takes 5 ms at least."""
     return largest_step(history) / 5
+
+
+@st.composite
+def returns(draw: st.DrawFn, *, gap: bool) -> History:
+    """One has work waiting throughout; another comes with a burst long after the start, most times not for the first time."""
+    steady, returning = draw(st.sampled_from([("a/x", "a/y"), ("a/x", "b/x"), ("b/y/m", "b/y/n"), ("b/y/m", "a/x")]))
+    prompts, outputs = draw(st.sampled_from(SIZES))
+    at_s = draw(st.floats(0.05, 0.3))
+    crowd = [(steady, draw(st.integers(20, 30)), 0.0), (returning, draw(st.integers(0, 2)), 0.0)]
+    crowd += [(draw(st.sampled_from(TENANTS)), draw(st.integers(0, 4)), 0.0), (returning, draw(st.integers(2, 12)), at_s)]
+    arrivals = [(tenant, arrival_s) for tenant, count, arrival_s in crowd for _ in range(count)]
+    asked = [
+        request(
+            number,
+            ONE_TIER[0].name,
+            prompt=draw(st.integers(1, prompts)),
+            max_tokens=draw(st.integers(1, outputs)),
+            arrival_s=arrival_s,
+            tenant=tenant,
+            cache_mode=CacheMode.NONE,
+        )
+        for number, (tenant, arrival_s) in enumerate(arrivals, 1)
+    ]
+    return History(asked, {}, draw(_options(gap=gap)))
