@@ -1,13 +1,15 @@
-"""F9: every unit that is charged is useful work or waste, exactly, in integers, under every cost. KV: every block is free or held
+"""F9: every unit that is charged is useful work or waste, exactly, in integers, under every cost, and what a failing step costs
+is refunded to who was charged for it. KV: every block is free or held
 by exactly those whose tables name it, in every step; and every request ends once, with its tokens, in one place at a time.
 
-The meter here knows what the runner was told to do, and nothing of payers, policies and the lane.
+The meter here knows what the runner was told to do and who gained by which eviction, and nothing of policies and the lane.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,22 +18,30 @@ from books import Books
 from engine_world import expected_tokens
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.driver import EngineDriver
-from fairlane.scheduler.events import EndReason
-from fairlane.scheduler.request import RequestId, Sequence
+from fairlane.scheduler.events import EndReason, PreemptionKind, PreemptionReason
+from fairlane.scheduler.request import Payer, RequestId, Sequence
 from fairlane.scheduler.tenancy import CostName
 from histories import History, histories, many, run
 from step_watch import Step, StepWatch, paths
+
+failing = st.frozensets(st.integers(2, 60), max_size=2)  # ids of steps
+TIGHT = {"num_blocks": 18, "max_resident": 8}
 
 
 @dataclass
 class Meter:
     """Prices what the runner does. work: by request, what it computed for the first time. again: what was computed before.
-    held: of KV cache, by who holds it, from one moment to the next."""
+    held: of KV cache, by who holds it, from one moment to the next. others: what of all that is for others to pay, by request
+    and ledger: recompute, and what is held meanwhile, if another's account gained by the eviction."""
 
     driver: EngineDriver
     work: Counter[RequestId] = field(default_factory=Counter)
     again: Counter[RequestId] = field(default_factory=Counter)
     held: Counter[RequestId] = field(default_factory=Counter)
+    others: Counter[tuple[RequestId, Ledger]] = field(default_factory=Counter)
+    steps_again: list[int] = field(default_factory=list)  # ids of those that computed something again
+    _displaced: set[RequestId] = field(default_factory=set)  # by somebody of another account
+    _at: Counter[RequestId] = field(default_factory=Counter)  # tokens it has computed
     _computed: Counter[RequestId] = field(default_factory=Counter)  # the most tokens it ever had
     _came_with: Counter[RequestId] = field(default_factory=Counter)
     _room: Counter[RequestId] = field(default_factory=Counter)  # all it came with, until one is left; then what it has computed
@@ -40,7 +50,7 @@ class Meter:
     def __post_init__(self) -> None:
         scheduler = self.driver.scheduler
         self._since_s = self.driver.clock.now()
-        schedule, leave = scheduler.schedule, scheduler.holding.leave
+        schedule, leave, evicted = scheduler.schedule, scheduler.holding.leave, scheduler.decisions.evicted
 
         def scheduled():  # type: ignore[no-untyped-def]
             if scheduler.num_unfinished:
@@ -54,11 +64,21 @@ class Meter:
             self._hold(sequence.request_id, rest[-1])
             leave(sequence, *rest)
 
+        def displaced(victim: Sequence, kind: PreemptionKind, reason: PreemptionReason, now_s: float, gainer: Payer) -> None:
+            request_id = victim.request_id
+            if kind is PreemptionKind.RECOMPUTED or self._at[request_id] >= self._computed[request_id]:
+                (self._displaced.discard if gainer == victim.payer else self._displaced.add)(request_id)
+            evicted(victim, kind, reason, now_s, gainer)
+
+        scheduler.decisions.evicted = displaced  # type: ignore[method-assign]
         scheduler.schedule = scheduled  # type: ignore[method-assign]
         scheduler.holding.leave = left  # type: ignore[method-assign]
 
     def _hold(self, request_id: RequestId, now_s: float) -> None:
-        self.held[request_id] += self.driver.scheduler.cost.holding(self._since_s, now_s) * self._room[request_id]
+        price = self.driver.scheduler.cost.holding(self._since_s, now_s) * self._room[request_id]
+        self.held[request_id] += price
+        if request_id in self._displaced and self._at[request_id] < self._computed[request_id]:
+            self.others[request_id, Ledger.HELD] += price
 
     def __call__(self, step: Step) -> None:
         prices = self.driver.scheduler.cost
@@ -77,30 +97,57 @@ class Meter:
             self._room[request_id] = came_with if entry.end < came_with - 1 else entry.end
             if entry.is_chunk:
                 known = max(entry.start, min(entry.end, self._computed[request_id]))
-                self._note(request_id, prices.chunk(entry.start, known - entry.start), again=True)
+                price = prices.chunk(entry.start, known - entry.start)
+                self._note(request_id, price, again=True)
+                if known > entry.start and step.output.step_id not in self.steps_again:
+                    self.steps_again.append(step.output.step_id)
+                if request_id in self._displaced:
+                    self.others[request_id, Ledger.WORK] += price
                 self._note(request_id, prices.chunk(known, entry.end - known), again=False)
             else:
                 again = entry.start < self._computed[request_id]
                 self._note(request_id, prices.decode().of(entry.start), again=again)
+            self._at[request_id] = entry.end
             self._computed[request_id] = max(self._computed[request_id], entry.end)
 
     def _note(self, request_id: RequestId, price: int, *, again: bool) -> None:
         (self.again if again else self.work)[request_id] += price
 
 
+def fail_again(meter: Meter, step: Step, number: int) -> None:
+    """Fails the step, if it is the one with that number of those that compute again: few steps that fail by chance do."""
+    if meter.steps_again[number - 1 : number] == [step.output.step_id]:
+        executor: Any = meter.driver.engine._executor
+        executor._fail_steps |= {step.output.step_id}
+
+
 @many
-@given(history=histories(), cost=st.sampled_from(CostName))
-def test_f9_every_unit_charged_is_useful_or_waste(history: History, cost: CostName) -> None:
-    """Useful: what those did for the first time who got all their tokens. Waste: what was done again, and for who did not."""
-    driver = history.start(cost=cost)
+@given(
+    history=histories(),
+    cost=st.sampled_from(CostName),
+    fails=failing,
+    fails_to_launch=failing,
+    fails_again=st.integers(0, 4),
+    tight=st.booleans(),
+)
+def test_f9_every_unit_charged_is_useful_or_waste(
+    history: History, cost: CostName, fails: frozenset[int], fails_to_launch: frozenset[int], fails_again: int, tight: bool
+) -> None:
+    """Useful: what those did for the first time who got all their tokens. Waste: what was done again, and for who did not; of
+    those that a step failed for, only what others gained by, who keep paying for it."""
+    driver = history.start(cost=cost, fail_steps=fails, fail_launches=fails_to_launch, **(TIGHT if tight else {}))
     books, meter = Books(driver), Meter(driver)
-    StepWatch(driver, meter)
+    StepWatch(driver, meter, lambda step: fail_again(meter, step, fails_again))
     run(driver)
     ended = {number: transcript.ended for number, transcript in driver.transcripts.items()}
     served = {number for number, end in ended.items() if end is not None and end.reason in (EndReason.STOP, EndReason.LENGTH)}
+    failed = {number for number, end in ended.items() if end is not None and end.error_reason == "STEP_FAILED"}
     useful = sum(cost for number, cost in meter.work.items() if number in served)
-    waste = sum(cost for number, cost in meter.work.items() if number not in served) + sum(meter.again.values())
-    assert (books.sum(Ledger.WORK), books.sum(Ledger.HELD)) == (useful + waste, sum(meter.held.values()))
+    waste = sum(cost for number, cost in meter.work.items() if number not in served | failed)
+    waste += sum(cost for number, cost in meter.again.items() if number not in failed)
+    held = sum(cost for number, cost in meter.held.items() if number not in failed)
+    work_of_others, held_for_others = (sum(meter.others[number, ledger] for number in failed) for ledger in Ledger)
+    assert (books.sum(Ledger.WORK), books.sum(Ledger.HELD)) == (useful + waste + work_of_others, held + held_for_others)
 
 
 @many
