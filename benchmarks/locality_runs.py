@@ -115,13 +115,13 @@ def l1(seed: int) -> Numbers:
     window, and of documents without one; and the interval gap over its bound."""
     found: Numbers = {}
     for name, workload, shape in (("W11", chats(seed), SHAPE), ("documents", documents(seed, SMALL), SMALL)):
-        base = _run(workload, shape, None)
-        found[f"found {name}"] = _hits(base)
+        base = run_with_window(workload, shape, None)
+        found[f"found {name}"] = hits_of(base)
         windows = {"": WINDOW_MS} | ({" without a window": 0.0} if shape is SMALL else {})
         for kind, window_ms in windows.items():
-            fair = _run(workload, shape, window_ms)
-            found[f"hits {name}{kind}"] = _hits(fair) / _hits(base)
-            found[f"rate {name}{kind}"] = _rate(fair) / _rate(base)
+            fair = run_with_window(workload, shape, window_ms)
+            found[f"hits {name}{kind}"] = hits_of(fair) / hits_of(base)
+            found[f"rate {name}{kind}"] = rate_of(fair) / rate_of(base)
         found |= {f"{kind} {name}": value for kind, value in _gaps(workload, shape).items()}
     return found
 
@@ -129,7 +129,9 @@ def l1(seed: int) -> Numbers:
 def _gaps(workload: Workload, shape: WorkerShape) -> Numbers:
     """The interval gap over 2 (max(theta, R) + c_step + Q), R: the recompute of the longest request, which nobody is evicted for
     unless the lead is more; and over that without R, which it may break where R is more than theta."""
-    result = all_wait(_run(replace(workload, duration_s=min(workload.duration_s, GAP_S)), shape, WINDOW_MS, gap_ms=GAP_MS))
+    result = all_wait(
+        run_with_window(replace(workload, duration_s=min(workload.duration_s, GAP_S)), shape, WINDOW_MS, gap_ms=GAP_MS)
+    )
     step = shape.max_num_batched_tokens + shape.max_num_seqs
     rate = peak_rate(result)
     theta, rest = max(GAP_MS / 1000 * rate, 2 * step), 2 * step + WINDOW_MS / 1000 * rate
@@ -159,7 +161,7 @@ def all_wait(result: SimResult) -> SimResult:
     return replace(result, samples=[sample for sample in result.samples if from_s <= sample.time_s <= until_s])
 
 
-def _run(workload: Workload, shape: WorkerShape, window_ms: float | None, *, gap_ms: float | None = None) -> SimResult:
+def run_with_window(workload: Workload, shape: WorkerShape, window_ms: float | None, *, gap_ms: float | None = None) -> SimResult:
     """window_ms: of FAIR; None: longest-prefix-first. With a gap samples are charges, after every step."""
     tiers = tuple(Tier(name, 100 - place) for place, name in enumerate(workload.tiers))
     snapshot = PolicySnapshot(
@@ -175,12 +177,12 @@ def _run(workload: Workload, shape: WorkerShape, window_ms: float | None, *, gap
     return simulation.run()
 
 
-def _hits(result: SimResult) -> float:
+def hits_of(result: SimResult) -> float:
     counts = result.counts.values()
     return sum(c.cached for c in counts) / sum(c.cached + c.prompt for c in counts)
 
 
-def _rate(result: SimResult) -> float:
+def rate_of(result: SimResult) -> float:
     """Prompt tokens, computed or found, and output tokens, a second until the last request ended, or the run did."""
     ended = [result.duration_s if outcome.ended_s is None else outcome.ended_s for outcome in result.outcomes]
     return sum(c.cached + c.prompt + c.output for c in result.counts.values()) / max(ended)
