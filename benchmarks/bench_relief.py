@@ -1,5 +1,5 @@
-"""The curves behind two settings of the scheduler, on W9 over several seeds: how many blocks admissions leave free (room.py), and
-how much `shaping: gentle` caps and pauses (policies/vip.py). Prints and judges nothing.
+"""The curves behind three settings of the scheduler, on W9 over several seeds: how many blocks admissions leave free (room.py),
+whom an eviction takes (victims.py), and how much `shaping: gentle` caps and pauses (policies/vip.py). Prints and judges nothing.
 
     python benchmarks/bench_relief.py [--json FILE] [--seeds 5]
 """
@@ -13,10 +13,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
+from policy_lifo import evict_last_come
 from policy_runs import GAP_MS, SHAPE, TIGHT, Numbers, computed, made, run, tokens, vip_tiers
 from report import console, print_rows, write_json
 
+from fairlane.scheduler.request import Sequence
 from fairlane.scheduler.room import LARGEST_PART, RESERVE, Room
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.report import percentile, waits
@@ -30,6 +33,8 @@ RESERVES = (
     (0.0, LARGEST_PART, TIGHT), (2.0, LARGEST_PART, TIGHT), (RESERVE, LARGEST_PART, TIGHT), (6.0, 1 / 8, TIGHT),
     (RESERVE, LARGEST_PART, HOST),
 )  # fmt: skip
+# Times what is expected, and whether whoever came last goes.
+VICTIMS = ((RESERVE, False), (RESERVE, True), (0.0, False), (0.0, True))
 RULES = (
     ShapingRule(1.0), ShapingRule(1.0, rests=True), ShapingRule(2 / 3, rests=True), ShapingRule(0.5, rests=True),
     ShapingRule(0.5),
@@ -63,6 +68,41 @@ def _leaving(times: float, most: float) -> Callable[[Scheduler], None]:
     return prepare
 
 
+class Taken:
+    """Counts what evictions take, and what they were to give."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.missing_tokens = self.tokens = 0
+        self._block_size, self._pick = scheduler.blocks.block_size, scheduler.pick_victims
+        scheduler.pick_victims = self
+
+    def __call__(self, candidates: list[Sequence], blocks_missing: int, *rest: Any, **named: Any) -> list[Sequence] | None:
+        victims = self._pick(candidates, blocks_missing, *rest, **named)
+        if victims and blocks_missing > 0:
+            self.missing_tokens += blocks_missing * self._block_size
+            self.tokens += sum(victim.num_computed_tokens for victim in victims)
+        return victims
+
+
+def victims(seed: int) -> list[Numbers]:
+    """Tight KV, for each of VICTIMS: the part computed again under `balanced`, tokens/s, and tokens taken for each that was
+    missing."""
+    workload, found = made("W9", seed, 30.0, TIGHT), []
+    for times, last_come in VICTIMS:
+        taken: list[Taken] = []
+
+        def prepare(scheduler: Scheduler, times: float = times, last_come: bool = last_come) -> None:
+            if last_come:
+                evict_last_come(scheduler)
+            _leaving(times, LARGEST_PART)(scheduler)
+            taken.append(Taken(scheduler))  # noqa: B023 - called before the next turn
+
+        result = run(workload, TiersPolicy.VIP, TIGHT, tiers=vip_tiers(Shaping.BALANCED), prepare=prepare)
+        each = taken[0].tokens / taken[0].missing_tokens if taken[0].missing_tokens else 1.0
+        found.append({"tax": result.recomputed_tokens / computed(result), "tokens": tokens(result), "taken": each})
+    return found
+
+
 def shapings(seed: int) -> list[Numbers]:
     """With ample KV, for each of RULES: VIPs' time to first token over that of VIPs alone, tokens/s over FCFS."""
     workload = made("W9", seed, 60.0, SHAPE)
@@ -83,19 +123,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        kept, shaped = ([pool.submit(job, seed) for seed in range(arguments.seeds)] for job in (reserves, shapings))
+        jobs = (reserves, victims, shapings)
+        kept, taken, shaped = ([pool.submit(job, seed) for seed in range(arguments.seeds)] for job in jobs)
         of_reserves = _means([job.result() for job in kept])
+        of_victims = _means([job.result() for job in taken])
         of_rules = _means([job.result() for job in shaped])
+    rates = [numbers["tokens"] / of_victims[-1]["tokens"] for numbers in of_victims]
     tables = [
         [{"reserve": f"{times:g}", "at most": f"{most:.3f}", "host blocks": _host(shape)} | numbers
          for (times, most, shape), numbers in zip(RESERVES, of_reserves, strict=True)],
+        [{"reserve": f"{times:g}", "victims": "last come" if last_come else "cheapest"} | numbers | {"tokens": rate}
+         for (times, last_come), numbers, rate in zip(VICTIMS, of_victims, rates, strict=True)],
         [{"share": f"{rule.prefill_share:.2f}", "pause": "every other" if rule.rests else "every step"} | numbers
          for rule, numbers in zip(RULES, of_rules, strict=True)],
     ]  # fmt: skip
     print_rows("blocks left free", tables[0])
-    print_rows("gentle", tables[1])
+    print_rows("whom an eviction takes", tables[1])
+    print_rows("gentle", tables[2])
     console.print(f"{arguments.seeds} seeds, means")
-    write_json(arguments.json, [], [*tables[0], *tables[1]])
+    write_json(arguments.json, [], [row for table in tables for row in table])
 
 
 def _host(shape: WorkerShape) -> str:
