@@ -112,7 +112,7 @@ sanitize-gpu: ## compute-sanitizer's memcheck and racecheck over small shapes of
 bench-scheduler: setup ## A scheduler step's cost against a bare Python loop (about four minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_scheduler.py $(if $(JSON),--json $(JSON))
 
-bench-policies: setup ## The policies' promises in the simulator, over five seeds, T1 and T2 (about eleven minutes on two cores)
+bench-policies: setup ## The policies' promises in the simulator, over five seeds, T1 and T2 (under a quarter of an hour on two cores)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_policies.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-simulator: setup ## How fast the simulator is (about two minutes)
