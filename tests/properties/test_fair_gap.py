@@ -89,14 +89,12 @@ def test_f1_two_backlogged_siblings_never_drift_apart_by_more_than_what_can_run_
     assert max(found, default=0.0) <= 1.0
 
 
-@many
 @given(history=backlogs(gap=False, window=True))
 def test_f1_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
     found = spans(history, 2 * (most_running(history) + window_of(history)), with_gap=False)
     assert max(found, default=0.0) <= 1.0
 
 
-@many
 @given(history=backlogs(gap=True, window=True))
 def test_f2_holds_with_a_locality_window_but_for_twice_the_window(history: History) -> None:
     found = spans(history, 2 * (most_ahead(history) + window_of(history)), with_gap=True)

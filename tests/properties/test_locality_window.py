@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 
 from fairlane.scheduler.tenancy import TiersPolicy
-from histories import History, histories, many, run
+from histories import History, histories, run
 
 FAIR_BANDS = (TiersPolicy.FAIR, TiersPolicy.VIP)
 
@@ -25,19 +25,16 @@ def launched(history: History, *, choosing: bool = True, **options: Any) -> list
     return seen
 
 
-@many
 @given(history=histories(policies=FAIR_BANDS))
 def test_a_window_of_0_is_the_fair_order(history: History) -> None:
     assert launched(history, window_ms=0.0) == launched(history, choosing=False, window_ms=50.0)
 
 
-@many
 @given(history=histories(policies=FAIR_BANDS))
 def test_where_nothing_is_cached_a_window_changes_nothing(history: History) -> None:
     assert launched(history, window_ms=50.0, prefix_caching=False) == launched(history, prefix_caching=False)
 
 
-@many
 @given(history=histories(policies=FAIR_BANDS))
 def test_whoever_is_passed_gets_the_tokens_it_would_have_got(history: History) -> None:
     tokens = []

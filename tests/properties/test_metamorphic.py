@@ -14,7 +14,7 @@ from books import Books
 from fairlane.scheduler.cost import Ledger
 from fairlane.scheduler.request import Request
 from fairlane.scheduler.tenancy import NodeShare, Tier, TiersPolicy
-from histories import History, cancels, histories, machines, many, requests, run
+from histories import History, cancels, histories, machines, requests, run
 from step_watch import Step, StepWatch
 
 FAIR = (TiersPolicy.FAIR, TiersPolicy.VIP)
@@ -29,7 +29,6 @@ def schedule(history: History) -> Schedule:
     return steps
 
 
-@many
 @given(history=histories(policies=FAIR), factor=st.sampled_from([2.0**-6, 0.5, 4.0, 2.0**10]))
 def test_scaling_all_weights_leaves_the_schedule_unchanged(history: History, factor: float) -> None:
     """By powers of two, which scale counters without rounding them anew."""
@@ -47,7 +46,6 @@ def renamed(path: str) -> str:
     return "/".join(RENAMED[part] for part in path.split("/"))
 
 
-@many
 @given(history=histories())
 def test_renaming_tenants_leaves_the_schedule_unchanged(history: History) -> None:
     """So the multiset of what tenants get, too."""
@@ -91,7 +89,6 @@ def pairs(draw: st.DrawFn) -> History:
     return History(asked, draw(cancels), options)
 
 
-@many
 @given(history=pairs(), children=st.integers(2, 5))
 def test_splitting_a_tenant_into_children_leaves_its_share_unchanged(history: History, children: int) -> None:
     """But for what can run at one time, by which any two schedules may differ (F1)."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 
 from drift import Siblings, has_passed_over, largest_charge, most_ahead, returns, siblings
-from histories import History, many, run
+from histories import History, run
 from step_watch import Step, StepWatch
 
 
@@ -76,7 +76,6 @@ def gains(history: History, most: Callable[[str], float]) -> list[float]:
     return rule.gains
 
 
-@many
 @given(history=returns(gap=False))
 def test_f6_who_comes_back_gains_no_more_than_what_of_it_can_run_at_once(history: History) -> None:
     def most(child: str) -> float:
@@ -87,7 +86,6 @@ def test_f6_who_comes_back_gains_no_more_than_what_of_it_can_run_at_once(history
     assert max(found, default=0.0) <= 1.0
 
 
-@many
 @given(history=returns(gap=True))
 def test_f6_with_a_gap_who_comes_back_gains_no_more_than_it_and_a_few_steps(history: History) -> None:
     found = gains(history, lambda child: most_ahead(history))
