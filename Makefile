@@ -76,7 +76,7 @@ demo: setup model ## Three tenants under FCFS, VIP and FAIR, live in this termin
 test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
 
-# `make test` runs a hundred or two hundred histories of each. A failure prints what to add above the test to see it again. JOBS processes share
+# `make test` runs one to three hundred histories of each. A failure prints what to add above the test to see it again. JOBS processes share
 # the HISTORIES of each property, and each draws its own from a random seed, which is printed.
 HISTORIES ?= 10000
 JOBS ?= 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import expected_tokens
 from fairlane.scheduler.events import EndReason
 from fairlane.scheduler.fake_executor import StepTime
 from fairlane.scheduler.tenancy import KVAmount
-from histories import History, histories, many, run
+from histories import History, histories, run
 from step_times import StepTimes, Taken, most_above
 from step_watch import StepWatch
 
@@ -48,7 +48,7 @@ def over(taken: list[Taken], share: float, depth: int) -> float:
     return most_above(taken, share) - bound
 
 
-@many
+@settings(max_examples=max(300, settings.default.max_examples))
 @given(drawn=capped())
 def test_nobody_takes_more_of_any_stretch_of_time_than_its_ceil_and_everybody_is_served(
     drawn: tuple[History, dict[str, Any]],
