@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from policy_lifo import evict_last_come
+from policy_lifo import evict_last_come, leave_free
 from policy_runs import GAP_MS, SHAPE, TIGHT, Numbers, computed, made, run, tokens, vip_tiers
 from report import console, print_rows, write_json
 
 from fairlane.scheduler.request import Sequence
-from fairlane.scheduler.room import LARGEST_PART, RESERVE, Room
+from fairlane.scheduler.room import LARGEST_PART, RESERVE
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.simulator.report import percentile, waits
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.simulation import SimResult
+from fairlane.scheduler.simulator.workload import Workload
 from fairlane.scheduler.tenancy import Shaping, ShapingRule, TiersPolicy
 
 HOST = replace(TIGHT, num_host_blocks=4 * TIGHT.num_blocks)
@@ -46,26 +47,19 @@ def reserves(seed: int) -> list[Numbers]:
     workload = made("W9", seed, 30.0, TIGHT)
     found, base = [], 0.0
     for times, most, shape in RESERVES:
+        leaving = partial(leave_free, times=times, most=most)
         results = {
-            "fcfs": run(workload, TiersPolicy.FCFS, shape, prepare=_leaving(times, most)),
-            "fair": run(workload, TiersPolicy.FAIR, shape, gap_ms=GAP_MS, prepare=_leaving(times, most)),
+            "fcfs": run(workload, TiersPolicy.FCFS, shape, prepare=leaving),
+            "fair": run(workload, TiersPolicy.FAIR, shape, gap_ms=GAP_MS, prepare=leaving),
         }
         for name, shaping in (("vip", Shaping.OFF), ("balanced", Shaping.BALANCED)):
-            results[name] = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(shaping), prepare=_leaving(times, most))
+            results[name] = run(workload, TiersPolicy.VIP, shape, tiers=vip_tiers(shaping), prepare=leaving)
         base = base or tokens(results["fcfs"])
         found.append(
             {name: tokens(result) / base for name, result in results.items()}
             | {f"{name} tax": result.recomputed_tokens / computed(result) for name, result in results.items()}
         )
     return found
-
-
-def _leaving(times: float, most: float) -> Callable[[Scheduler], None]:
-    def prepare(scheduler: Scheduler) -> None:
-        blocks, least = scheduler.blocks, scheduler.limits.watermark
-        scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, least, scheduler.swaps, times, most)
-
-    return prepare
 
 
 class Taken:
@@ -87,20 +81,23 @@ class Taken:
 def victims(seed: int) -> list[Numbers]:
     """Tight KV, for each of VICTIMS: the part computed again under `balanced`, tokens/s, and tokens taken for each that was
     missing."""
-    workload, found = made("W9", seed, 30.0, TIGHT), []
-    for times, last_come in VICTIMS:
-        taken: list[Taken] = []
+    workload = made("W9", seed, 30.0, TIGHT)
+    return [_taken(workload, times, last_come) for times, last_come in VICTIMS]
 
-        def prepare(scheduler: Scheduler, times: float = times, last_come: bool = last_come) -> None:
-            if last_come:
-                evict_last_come(scheduler)
-            _leaving(times, LARGEST_PART)(scheduler)
-            taken.append(Taken(scheduler))  # noqa: B023 - called before the next turn
 
-        result = run(workload, TiersPolicy.VIP, TIGHT, tiers=vip_tiers(Shaping.BALANCED), prepare=prepare)
-        each = taken[0].tokens / taken[0].missing_tokens if taken[0].missing_tokens else 1.0
-        found.append({"tax": result.recomputed_tokens / computed(result), "tokens": tokens(result), "taken": each})
-    return found
+def _taken(workload: Workload, times: float, last_come: bool) -> Numbers:
+    counts: list[Taken] = []
+
+    def prepare(scheduler: Scheduler) -> None:
+        if last_come:
+            evict_last_come(scheduler)
+        leave_free(scheduler, times)
+        counts.append(Taken(scheduler))
+
+    result = run(workload, TiersPolicy.VIP, TIGHT, tiers=vip_tiers(Shaping.BALANCED), prepare=prepare)
+    (taken,) = counts
+    each = taken.tokens / taken.missing_tokens if taken.missing_tokens else 1.0
+    return {"tax": result.recomputed_tokens / computed(result), "tokens": tokens(result), "taken": each}
 
 
 def shapings(seed: int) -> list[Numbers]:

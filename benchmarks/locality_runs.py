@@ -8,7 +8,7 @@ from math import inf
 from operator import attrgetter
 
 from policy_ledger import ChargeLedger
-from policy_runs import GAP_MS, SHAPE, Numbers, peak_rate, widest_gap
+from policy_runs import GAP_MS, SHAPE, Numbers, largest_step, peak_rate, theta_of, widest_gap
 
 from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.hits import lookup
@@ -132,9 +132,7 @@ def _gaps(workload: Workload, shape: WorkerShape) -> Numbers:
     result = all_wait(
         run_with_window(replace(workload, duration_s=min(workload.duration_s, GAP_S)), shape, WINDOW_MS, gap_ms=GAP_MS)
     )
-    step = shape.max_num_batched_tokens + shape.max_num_seqs
-    rate = peak_rate(result)
-    theta, rest = max(GAP_MS / 1000 * rate, 2 * step), 2 * step + WINDOW_MS / 1000 * rate
+    theta, rest = theta_of(result, shape), 2 * largest_step(shape) + WINDOW_MS / 1000 * peak_rate(result)
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     gap = widest_gap(result)
     return {"gap": gap / (2 * (max(theta, longest) + rest)), "gap but for recompute": gap / (2 * (theta + rest))}

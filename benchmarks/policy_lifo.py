@@ -7,7 +7,7 @@ from fairlane.blockmgr.manager import BlockManager
 from fairlane.scheduler.kv_quotas import Losses
 from fairlane.scheduler.policies.base import Policy
 from fairlane.scheduler.request import Sequence
-from fairlane.scheduler.room import Room
+from fairlane.scheduler.room import LARGEST_PART, Room
 from fairlane.scheduler.scheduler import Scheduler
 from fairlane.scheduler.victims import CostOf
 
@@ -39,5 +39,10 @@ def evict_last_come(scheduler: Scheduler) -> None:
 def evict_and_admit_like_vllm(scheduler: Scheduler) -> None:
     """The same, with nothing left free for what is to come."""
     evict_last_come(scheduler)
-    blocks = scheduler.blocks
-    scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, scheduler.limits.watermark, scheduler.swaps, reserve=0.0)
+    leave_free(scheduler, 0.0)
+
+
+def leave_free(scheduler: Scheduler, times: float, most: float = LARGEST_PART) -> None:
+    """Admissions leave so many times what is expected free, and at most that part of all blocks."""
+    blocks, least = scheduler.blocks, scheduler.limits.watermark
+    scheduler.room = Room(blocks.num_usable_blocks, blocks.block_size, least, scheduler.swaps, times, most)

@@ -102,10 +102,18 @@ def f2(seed: int) -> Numbers:
         for name in ("W1", "W5", "W6"):
             shape = replace(shape, max_num_seqs=256 if name == "W6" else 64)  # no cap may bind, and W6's decodes need seats
             result = run(made(name, seed, 30.0, shape), TiersPolicy.FAIR, shape, gap_ms=GAP_MS, sample_s=0, charges=True)
-            step = shape.max_num_batched_tokens + shape.max_num_seqs  # all of a step's tokens, those of decodes twice
-            theta = max(GAP_MS / 1000 * peak_rate(result), 2 * step)
-            found[name + kind] = widest_gap(result) / (2 * (theta + 2 * step))
+            found[name + kind] = widest_gap(result) / (2 * (theta_of(result, shape) + 2 * largest_step(shape)))
     return found
+
+
+def largest_step(shape: WorkerShape) -> int:
+    """c_step: all of a step's tokens, those of decodes twice."""
+    return shape.max_num_batched_tokens + shape.max_num_seqs
+
+
+def theta_of(result: SimResult, shape: WorkerShape) -> float:
+    """GAP_MS in service, at the rate of the run; two steps at least."""
+    return max(GAP_MS / 1000 * peak_rate(result), 2 * largest_step(shape))
 
 
 def peak_rate(result: SimResult) -> float:
@@ -206,9 +214,7 @@ def f6(seed: int) -> Numbers:
     ):
         for gap_ms, kind in ((None, ""), (GAP_MS, " gap")):
             result = run(workload, TiersPolicy.FAIR, gap_ms=gap_ms, charges=True, sample_s=0.02)
-            step = SHAPE.max_num_batched_tokens + SHAPE.max_num_seqs
-            theta = max(GAP_MS / 1000 * peak_rate(result), 2 * step)
-            bound = most_at_once(workload) if gap_ms is None else theta
+            bound = most_at_once(workload) if gap_ms is None else theta_of(result, SHAPE)
             found[f"gain {name}{kind}"] = _gain(result, returning, steady, from_s) / bound
     scene = Scene(seed, 120.0, SHAPE, speed=0.5)
     workload = WORKLOADS["W4"](scene)
