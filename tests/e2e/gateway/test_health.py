@@ -53,13 +53,13 @@ async def test_unknown_services_are_not_found_and_watched_as_unknown(service: An
     assert watched.status == UNKNOWN
 
 
-def reflected(service: Any) -> Any:
-    stub = reflection_pb2_grpc.ServerReflectionStub(service.channel)
-    return stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+def reflected(service: Any, *requests: reflection_pb2.ServerReflectionRequest) -> Any:
+    return reflection_pb2_grpc.ServerReflectionStub(service.channel).ServerReflectionInfo(iter(requests))
 
 
 async def test_reflection_lists_the_public_services(service: Any) -> None:
-    names = {entry.name for entry in (await reflected(service).read()).list_services_response.service}
+    call = reflected(service, reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = {entry.name for entry in (await call.read()).list_services_response.service}
     assert {"fairlane.v1.Inference", "grpc.health.v1.Health"} <= names
     assert "fairlane.v1.Admin" not in names
 
@@ -70,5 +70,6 @@ class TestWithoutReflection:
         return GatewayConfig(port=0, reflection=False)
 
     async def test_reflection_can_be_switched_off(self, service: Any, refused: Any) -> None:
+        # Nothing is sent: where a refusal overtakes a message (once in some 2,000 calls) the client of grpc.aio says INTERNAL.
         refusal = await refused(reflected(service))
         assert refusal.code == grpc.StatusCode.UNIMPLEMENTED
