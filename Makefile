@@ -76,23 +76,12 @@ demo: setup model ## Three tenants under FCFS, VIP and FAIR, live in this termin
 test: setup model ## Run the tests that need no GPU
 	$(BIN)/pytest -n 2
 
-# `make test` runs one to three hundred histories of each. A failure prints what to add above the test to see it again. JOBS processes share
-# the HISTORIES of each property, and each draws its own from a random seed, which is printed.
+# `make test` runs one to three hundred histories of each. JOBS processes share the HISTORIES of each property. A failure prints what
+# to add above the test to see it again.
 HISTORIES ?= 10000
 JOBS ?= 1
 test-long: setup ## The scheduler's hard properties over HISTORIES=10000 random ones each (some two hours of one core; JOBS=8 PYTEST_ARGS="-k f1")
-	@export HYPOTHESIS_PROFILE=long HISTORIES=$$((($(HISTORIES) + $(JOBS) - 1) / $(JOBS))); \
-	search="$(BIN)/pytest -sv --timeout=0 tests/properties"; \
-	if test $(JOBS) = 1; then set -x; exec $$search $(PYTEST_ARGS); fi; \
-	told=`mktemp -d` && pids= && trap 'kill $$pids; exit 1' INT TERM && trap 'rm -rf "$$told"' EXIT || exit; \
-	for job in `seq $(JOBS)`; do \
-	  seed=`od -An -N4 -tu4 /dev/urandom | tr -d ' '`; echo "job $$job of $(JOBS): $$HISTORIES histories each, --hypothesis-seed=$$seed"; \
-	  $$search --hypothesis-seed=$$seed $(PYTEST_ARGS) >"$$told/$$job" 2>&1 & pids="$$pids $$!"; \
-	done; job=0; failed=0; \
-	for pid in $$pids; do \
-	  job=$$((job + 1)); wait $$pid && lines=1 || { failed=1; lines=+1; }; \
-	  echo "job $$job:"; tail -n $$lines "$$told/$$job"; \
-	done; exit $$failed
+	@$(BIN)/python tests/support/long_search.py --histories $(HISTORIES) --jobs $(JOBS) $(PYTEST_ARGS)
 
 # On a GPU machine the CUDA build of torch is often $(PYTHON)'s own, and then no .venv is needed; nothing is installed here.
 # Where there is pytest-xdist, files run side by side: most of the time goes into compiling. More: make test-gpu PYTEST_ARGS="-k sample"

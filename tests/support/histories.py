@@ -67,7 +67,7 @@ class _Progress:
     def ran(self) -> None:
         self._runs += 1
         if self._shown and self._runs % 1000 == 0:
-            print(f"\n  {self._runs} histories in {time.monotonic() - self._since_s:.0f} s", end="", flush=True)
+            print(f"\n  {self._runs} histories in {time.monotonic() - self._since_s:.0f} s ", end="", flush=True)
 
 
 _progress = _Progress()
