@@ -1,5 +1,6 @@
 """What every test gets: a state, runtime and configuration folder of its own, so that no test can touch the user's; one thread
-per process for torch, because xdist runs several; and reproducible hypothesis runs."""
+per process for torch, because xdist runs several, or threads that sleep while they wait for each other; and reproducible
+hypothesis runs."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Also for the servers that tests start, which take a thread per core: beside another test's work, a thread that spins until the
+# others are there takes the core that they are waiting for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
