@@ -1,6 +1,6 @@
 """From "one tenant floods us" to a policy that was tried and is in force, with the documentation alone: every command of the
-recipe in docs/policies.md, against a real server; only the floods and the calibration are shorter. What they print is compared
-where it does not depend on the machine's speed."""
+recipe in docs/policies.md, against a real server; only the floods are shorter. What they print is compared where it does not
+depend on the machine's speed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ class Walk:
         self._callers: list[str] = []
 
     def do(self, command: Command) -> None:
-        line = _shorter(command.line)
+        line = command.line
         if line.startswith("fairlane serve "):
             self.server = self.shell.start(line)
             self._wait_until(lambda: "Ready." in self._read("serve.log"))
         elif line.endswith(" &"):
-            self._floods.append(self.shell.start(line))
+            shorter = re.sub(r"--seconds (\d+)", lambda found: f"--seconds {int(found[1]) // 3}", line)
+            self._floods.append(self.shell.start(shorter))
             self._callers.append(line.split()[2])
         elif line.startswith("sleep "):
             self._wait_until(lambda: all(self._in_flight(node) for node in self._callers))
@@ -55,10 +56,10 @@ class Walk:
                 flood.wait(300)
             self._callers.clear()
         else:
-            self._run(line, command)
+            self._run(command)
 
-    def _run(self, line: str, command: Command) -> None:
-        line = re.sub(r"^(fairlane requests explain (\S+) )[0-9a-f]{32}$", lambda m: m[1] + self._waiting_id(m[2]), line)
+    def _run(self, command: Command) -> None:
+        line = re.sub(r"^(fairlane requests explain (\S+) )[0-9a-f]{32}$", lambda m: m[1] + self._waiting_id(m[2]), command.line)
         done = self.shell.run(line)
         if done.returncode > line.startswith(MAY_EXIT_WITH_1):
             self.wrong.append(f"{line}: exit code {done.returncode}: {done.stdout}")
@@ -89,10 +90,6 @@ class Walk:
             if process is not None and process.poll() is None:
                 process.terminate()
                 process.wait(60)
-
-
-def _shorter(line: str) -> str:
-    return re.sub(r"(--seconds|--budget) (\d+)", lambda found: f"{found[1]} {int(found[2]) // 3}", line)
 
 
 @pytest.fixture
