@@ -253,7 +253,7 @@ def test_of_two_tenants_that_are_level_who_yields_does_not_hang_on_how_their_mem
     assert min(running, key=policy.victim_key) is running[1]
 
 
-@settings(max_examples=30, deadline=None)  # tests/properties has a bound without slack, F1, in more worlds
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_interval_gap_of_two_backlogged_tenants_is_bounded(data: st.DataObject) -> None:
     """VTC: |W_f - W_g| <= 2 max(w_p L_input, w_q M) for every interval in which both stay backlogged; M is what the batch can
