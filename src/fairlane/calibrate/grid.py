@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 from fairlane.scheduler.executor import ExecutorInfo
@@ -45,8 +47,8 @@ class Point:
         return [round(self.context * (0.5 + i / (self.decodes - 1))) for i in range(self.decodes)]
 
     def num_blocks(self, block_size: int) -> int:
-        """Blocks that its sequences take."""
-        ends = [*self.lengths(), *(self.start + chunk for chunk in self.chunks())]
+        """Blocks that its sequences take. Whoever decodes has one token more than it has keys and values."""
+        ends = [*(length + 1 for length in self.lengths()), *(self.start + chunk for chunk in self.chunks())]
         return sum(-(-(end + ROOM) // block_size) for end in ends) + self.copies
 
 
@@ -55,8 +57,9 @@ def points_for(config: WorkerConfig, info: ExecutorInfo) -> list[Point]:
     one kind of step look slow."""
     chunks, room = _chunks(config), info.max_model_len - ROOM
     contexts = _up_to(CONTEXTS, max(1, room * 2 // 3))
-    points = [Point(n, c) for n in _up_to(DECODES, config.max_num_seqs) for c in contexts]
-    points += [Point(n, c, k) for n in DECODES for c in BESIDE_CHUNKS for k in chunks]
+    points = _held([Point(n, c) for n in _up_to(DECODES, config.max_num_seqs) for c in contexts], info)
+    decodes = _up_to(DECODES, max(1, config.max_num_seqs - 1))
+    points += [point for k in chunks for point in _held([Point(n, c, k) for n in decodes for c in BESIDE_CHUNKS], info)]
     points += [Point(0, 0, k, start) for k in chunks for start in (0, *STARTS)]
     points += [Point(n, CONTEXTS[0], k, prompts=PROMPTS) for n in BESIDE_PROMPTS for k in chunks]
     points += [Point(1, CONTEXTS[0], copies=k) for k in COPIES if k <= info.num_host_blocks]
@@ -73,6 +76,22 @@ def _chunks(config: WorkerConfig) -> list[int]:
 def _up_to(values: tuple[int, ...], most: int) -> list[int]:
     """With the limit itself, which a busy worker is mostly at."""
     return sorted({*(value for value in values if value < most), min(most, values[-1])})
+
+
+def _held(points: Sequence[Point], info: ExecutorInfo) -> list[Point]:
+    """Those that memory holds; of so many sequences of which it holds none, the shortest with as much context as it does hold:
+    a worker with little memory is busy like that, and a line through fewer sequences does not say how long its steps are."""
+    held = [point for point in points if point.num_blocks(info.block_size) < info.num_blocks]
+    missing = {point.decodes for point in points} - {point.decodes for point in held}
+    shortest = [min((p for p in points if p.decodes == number), key=lambda p: p.context) for number in sorted(missing)]
+    return held + [_shortened(point, info) for point in shortest]
+
+
+def _shortened(point: Point, info: ExecutorInfo) -> Point:
+    """With as much of its context as memory holds, which may be none."""
+    contexts = range(point.context + 1)
+    too_long = bisect_left(contexts, info.num_blocks, key=lambda c: replace(point, context=c).num_blocks(info.block_size))
+    return replace(point, context=max(0, too_long - 1))
 
 
 def _fits(point: Point, config: WorkerConfig, info: ExecutorInfo) -> bool:

@@ -103,6 +103,22 @@ def test_only_what_fits_the_worker_is_measured() -> None:
     assert (most, ends < 600, blocks < 100, Point(8, 128) in points) == ([8, 40, 0], True, True, True)
 
 
+@pytest.mark.parametrize("num_blocks", [60, 100, 150])
+def test_a_worker_with_all_its_sequences_is_measured_where_memory_holds_only_short_ones(num_blocks: int) -> None:
+    config = WorkerConfig(max_num_seqs=16, max_num_batched_tokens=128)
+    points = points_for(config, ExecutorInfo("small", 1000, 8192, 16, num_blocks, (2,)))
+    full = {(point.decodes, point.chunk): point for point in points if point.decodes >= 15}
+    filled = [full[kind].num_blocks(16) / num_blocks for kind in ((16, 0), (15, 16), (15, 64))]
+    assert (len(full), max(point.context for point in full.values()) < 128) == (3, True)
+    assert 0.65 < min(filled) <= max(filled) < 1
+
+
+def test_where_memory_holds_longer_ones_only_those_are_measured() -> None:
+    config = WorkerConfig(max_num_seqs=16, max_num_batched_tokens=256)
+    points = points_for(config, ExecutorInfo("large", 1000, 8192, 16, 400, (2,)))
+    assert {(p.decodes, p.context) for p in points if p.decodes >= 15} == {(16, 128), (15, 128)}
+
+
 def test_lengths_are_spread_about_the_context() -> None:
     lengths = Point(5, 100).lengths()
     assert (lengths, Point(1, 100).lengths(), Point(0).lengths()) == ([50, 75, 100, 125, 150], [100], [])
