@@ -4,7 +4,8 @@ stricter the shaping, the sooner a VIP has its first token and the faster its ot
 
     python benchmarks/bench_shaping.py [--seconds 70] [--json FILE]
 
-Time is what the worker's one thread computes (work_clock.py), so that others on the machine disturb little.
+They take turns of two seconds, each with a worker of its own (5 GB in all), so that a machine that is slower for a minute is it
+for all of them; and time is what the one thread computes (work_clock.py), so that others on the machine disturb little.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 
 from report import console, print_checks, print_rows, write_json
 from rich.progress import track
-from work_clock import WorkClock
+from work_clock import SliceClock
 
 from fairlane.bench.results import Check
 from fairlane.embedded import resolve
@@ -39,6 +41,7 @@ WARM_UP_S = 4.0
 # How far neighbours may be in the wrong order: about what two runs of the same differ by.
 TIME_SLACK, RATE_SLACK = 0.15, 0.03
 FCFS_RATIO = 0.25
+SLICE_S = 2.0
 
 
 class Sender(NamedTuple):
@@ -85,22 +88,48 @@ class Outcome:
     rate: float
 
 
-def run(executor: LocalExecutor, config: WorkerConfig, clock: WorkClock, shaping: Shaping | None, asked: Asked) -> Outcome:
-    """For asked.seconds, whatever is unfinished then. shaping: None for first come, first served."""
-    tiers = (Tier(VIP, 100, shaping=shaping or Shaping.OFF), Tier(CROWD, 10))
-    policy = TiersPolicy.FCFS if shaping is None else TiersPolicy.VIP
-    limits = limits_of(config, executor.info.max_model_len)
-    driver = EngineDriver(executor, clock, PolicySnapshot(1, "", policy, tiers), limits)
-    start_s = clock.now()
-    requests = asked.requests(start_s)
-    driver.add_at_arrival(requests)
-    arrivals = [request.arrival_s for request in requests]
-    while (now_s := clock.now()) < start_s + asked.seconds:
-        if driver.turn() or driver.scheduler.num_unfinished:
-            continue
-        next_s = min((at_s for at_s in arrivals if at_s > now_s), default=start_s + asked.seconds)
-        clock.advance(max(0.0, next_s - clock.now()))
-    return _outcome(driver, requests, start_s + asked.seconds, asked.seconds)
+class Case:
+    """One of the runs compared, with a worker and a clock of its own."""
+
+    def __init__(self, config: WorkerConfig, shaping: Shaping | None, asked: Asked) -> None:
+        """shaping: None for first come, first served."""
+        tiers = (Tier(VIP, 100, shaping=shaping or Shaping.OFF), Tier(CROWD, 10))
+        policy = TiersPolicy.FCFS if shaping is None else TiersPolicy.VIP
+        self._clock = SliceClock()
+        self._executor = LocalExecutor(config, self._clock)
+        limits = limits_of(config, self._executor.info.max_model_len)
+        self._driver = EngineDriver(self._executor, self._clock, PolicySnapshot(1, "", policy, tiers), limits)
+        self._start_s, self._seconds = self._clock.now(), asked.seconds
+        self._requests = asked.requests(self._start_s)
+        self._driver.add_at_arrival(self._requests)
+
+    def serve(self, until_s: float) -> None:
+        """From where it is on, until so many seconds after its start."""
+        end_s = self._start_s + until_s
+        with self._clock.counting():
+            while (now_s := self._clock.now()) < end_s:
+                if self._driver.turn() or self._driver.scheduler.num_unfinished:
+                    continue
+                next_s = min((one.arrival_s for one in self._requests if one.arrival_s > now_s), default=end_s)
+                self._clock.advance(max(0.0, min(next_s, end_s) - self._clock.now()))
+
+    def outcome(self) -> Outcome:
+        """Whatever is unfinished now."""
+        return _outcome(self._driver, self._requests, self._start_s + self._seconds, self._seconds)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def serve_all(config: WorkerConfig, cases: Mapping[str, tuple[Shaping | None, Asked]], seconds: float) -> dict[str, Outcome]:
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(closing(Case(config, *case))) for name, case in cases.items()}
+        slices = range(1, math.ceil(seconds / SLICE_S) + 1)
+        for number in track(slices, "serving", console=console):
+            # Every second time the other way round, so that none is always first.
+            for one in list(running.values())[:: 1 if number % 2 else -1]:
+                one.serve(min(seconds, number * SLICE_S))
+        return {name: one.outcome() for name, one in running.items()}
 
 
 def _outcome(driver: EngineDriver, requests: Sequence[Request], end_s: float, seconds: float) -> Outcome:
@@ -149,17 +178,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=70.0, help="of each run (default 70)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment, checks and rows there")
     given = parser.parse_args()
-    clock = WorkClock()
     config = WorkerConfig(model=str(resolve("smollm2")), threads=1, max_num_seqs=16)
-    executor = LocalExecutor(config, clock)
     crowd, alone = Asked(given.seconds, (VIPS, BEST_EFFORT)), Asked(given.seconds, (VIPS,))
-    cases = {"alone": (Shaping.OFF, alone), "fcfs": (None, crowd)} | {
-        s.value: (s, crowd) for s in (*STRICTEST_FIRST, Shaping.OFF)
-    }
-    try:
-        found = {name: run(executor, config, clock, *case) for name, case in track(cases.items(), "serving", console=console)}
-    finally:
-        executor.close()
+    shapings = (*STRICTEST_FIRST, Shaping.OFF)
+    cases = {"alone": (Shaping.OFF, alone), "fcfs": (None, crowd)} | {one.value: (one, crowd) for one in shapings}
+    found = serve_all(config, cases, given.seconds)
     rows = {name: row_of(name, one, found["alone"], found["fcfs"]) for name, one in found.items()}
     print_rows(f"VIPs and a crowd, {given.seconds:g} s each; off: priority alone", list(rows.values()))
     checks = checks_of({shaping: rows[shaping.value] for shaping in STRICTEST_FIRST})

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 from fairlane.clock import FakeClock
@@ -17,6 +18,29 @@ class WorkClock(FakeClock):
 
     def now(self) -> float:
         return super().now() + time.thread_time()
+
+
+class SliceClock(FakeClock):
+    """A WorkClock that stands still except inside counting(). Runs to be compared, each with its own, take turns of seconds: what
+    slows the machine for a minute slows all of them alike."""
+
+    def __init__(self, timer: Callable[[], float] = time.thread_time) -> None:
+        """timer: of this thread's work."""
+        super().__init__()
+        self._timer = timer
+        self._since_s: float | None = None
+
+    def now(self) -> float:
+        return super().now() + (0.0 if self._since_s is None else self._timer() - self._since_s)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self._since_s = self._timer()
+        try:
+            yield
+        finally:
+            self.advance(self._timer() - self._since_s)
+            self._since_s = None
 
 
 class PacedClock(FakeClock):

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from work_clock import PacedClock
+from work_clock import PacedClock, SliceClock
 
 
 class Thread:
@@ -94,3 +94,20 @@ def test_a_slow_machines_seconds_are_shorter() -> None:
     start_s = thread.clock.now()
     thread.work(1.0)
     assert thread.clock.now() - start_s == pytest.approx(1.0)
+
+
+def test_a_slice_clock_counts_its_own_slices_and_what_was_skipped() -> None:
+    computed_s = 100.0
+    clock = SliceClock(lambda: computed_s)
+    start_s = clock.now()
+    with clock.counting():
+        computed_s += 2.0
+        assert clock.now() - start_s == pytest.approx(2.0)
+        clock.advance(3.0)
+    computed_s += 50.0
+    assert clock.now() - start_s == pytest.approx(5.0)
+    with pytest.raises(ValueError), clock.counting():
+        computed_s += 1.0
+        raise ValueError
+    computed_s += 50.0
+    assert clock.now() - start_s == pytest.approx(6.0)
