@@ -107,7 +107,7 @@ bench-policies: setup ## The policies' promises in the simulator, over five seed
 bench-simulator: setup ## How fast the simulator is (about two minutes)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_simulator.py $(if $(JSON),--json $(JSON))
 
-bench-replay: setup model ## The simulator against the real worker, recorded and replayed (about a quarter of an hour)
+bench-replay: setup model ## The simulator against the real worker, recorded and replayed (a quarter of an hour, or twice that)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench_replay.py $(if $(JSON),--json $(JSON)) $(BENCH_ARGS)
 
 bench-shaping: setup model ## VIPs under each shaping on the real worker: V1 and V2 (about seven minutes)

@@ -7,7 +7,7 @@ from those of the other half. What is compared, and what chance could do: replay
 
 A worker has one thread; processes serve at the same time, each its part of the loads, and are replayed each with its own fit.
 A real run is one draw of chance, and so is one replay: every load is replayed some times, each step's time off from the model's
-as the recorded steps were. Column `once` has replays without that, one of each load.
+as the recorded steps were, in their order. Column `once` has replays without that, one of each load.
 
 By default time is what a worker's thread computes, in seconds of a machine of a given pace (work_clock.py), so that others on the
 machine disturb little; --clock work leaves the pace as it is, and --clock wall is for a machine of one's own.
@@ -24,23 +24,23 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
+from statistics import correlation, pstdev
 from typing import Any
 
 from replay_figures import NAMES, Compared, Key, Run, compare
 from replay_measure import CLOCKS, Measured, measure
-from replay_runs import POLICIES, candidate, exported, scattered, simulate
+from replay_runs import POLICIES, candidate, exported, in_order, scattered, simulate
 from report import console, print_checks, print_rows, write_json
 from rich.progress import track
 
 from fairlane.bench.results import Check
 from fairlane.scheduler.simulator.fit import MAPE_LIMIT, WORST_LIMIT, Fit, cells_of, fit
-from fairlane.scheduler.simulator.report import percentile
 from fairlane.scheduler.simulator.shape import WorkerShape
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.step_work import StepWork
 
 REQUIRED = 0.15
-# Of each load, with steps that scatter.
+# Of each load, with steps that are off as recorded ones were.
 REPLAYS = 8
 Replays = Mapping[str, Mapping[int, Sequence[Run]]]  # by policy and load
 
@@ -71,31 +71,48 @@ def _served(told: Queue[str], running: Sequence[Future[Measured]], total: int) -
                         one.result()
 
 
-def scatter_of(steps: Mapping[int, Sequence[tuple[StepWork, float]]], models: Mapping[int, StepModel]) -> float:
-    """Deviation of the logarithm of measured / modelled, both by load: half of what the middle two thirds span, so that a few
-    pauses count for no more than they are."""
-    logs = [
-        math.log(seconds / models[load].seconds(work))
-        for load, own in steps.items()
-        for work, seconds in own
-        if seconds > 0 and work.tokens > 0
-    ]
-    return (percentile(logs, 0.841) - percentile(logs, 0.159)) / 2
-
-
 def fits_of(measured: Measured) -> dict[int, Fit]:
     """By load, a fit to the steps of other loads: of the half of them that it is not in."""
+    fits = [fit(cells_of([step for load in half for step in measured.steps[load]])) for half in halves(measured)]
+    return {load: fits[1 - number] for number, half in enumerate(halves(measured)) for load in half}
+
+
+def halves(measured: Measured) -> tuple[Sequence[int], Sequence[int]]:
     loads = list(measured.steps)
-    halves = [loads[0::2], loads[1::2]]
-    fits = [fit(cells_of([step for load in half for step in measured.steps[load]])) for half in halves]
-    return {load: fits[1 - number] for number, half in enumerate(halves) for load in half}
+    return loads[0::2], loads[1::2]
 
 
-def replays(measured: Measured, models: Mapping[int, StepModel], scatter: float, count: int = REPLAYS) -> Replays:
-    """count replays of each recording under each policy, each with steps that scatter about its load's model anew."""
+def factors_of(measured: Measured, fits: Mapping[int, Fit]) -> dict[int, Sequence[float]]:
+    """By load, measured / modelled of each step that its fit was made of, in the order of its runs."""
+    first, second = halves(measured)
+    by_half = [
+        off_by([step for load in own for step in measured.steps[load]], fits[other[0]].model)
+        for own, other in ((second, first), (first, second))
+    ]
+    return {load: factors for half, factors in zip((first, second), by_half, strict=True) for load in half}
+
+
+def off_by(steps: Sequence[tuple[StepWork, float]], model: StepModel) -> list[float]:
+    """Of each step, by what the model has to be multiplied; all together they take as long as it says."""
+    pairs = [(seconds, model.seconds(work)) for work, seconds in steps if seconds > 0 and work.tokens > 0]
+    longer = math.fsum(seconds for seconds, _ in pairs) / math.fsum(modelled for _, modelled in pairs)
+    return [seconds / modelled / longer for seconds, modelled in pairs]
+
+
+def scatter_of(factors: Sequence[float]) -> tuple[float, float]:
+    """Deviation of their logarithms, and how much of a step's is the next one's too (correlation)."""
+    logs = [math.log(factor) for factor in factors]
+    return pstdev(logs), correlation(logs[:-1], logs[1:])
+
+
+def replays(
+    measured: Measured, models: Mapping[int, StepModel], factors: Mapping[int, Sequence[float]] | None, count: int = REPLAYS
+) -> Replays:
+    """count replays of each recording under each policy. factors: by load, those of its steps; None: they are the model's."""
 
     def shape(load: int, name: str) -> WorkerShape:
-        return replace(measured.shape, step=scattered(models[load], scatter, name))
+        step = models[load] if factors is None else scattered(models[load], in_order(factors[load], name))
+        return replace(measured.shape, step=step)
 
     with tempfile.TemporaryDirectory() as folder:
         traces = {load: exported(lines, Path(folder) / f"{load}.jsonl") for load, lines in measured.recordings.items()}
@@ -123,11 +140,13 @@ def rows_of(found: Sequence[Measured], fits: Sequence[Mapping[int, Fit]]) -> lis
     """fits: each process's, to recorded steps, by load."""
     recorded = [{load: one.model for load, one in own.items()} for own in fits]
     swept = [dict.fromkeys(one.steps, one.sweep.model) for one in found]
-    scatters = [scatter_of(one.steps, models) for one, models in zip(found, recorded, strict=True)]
-    by_sweep = [replays(one, own, scatter) for one, own, scatter in zip(found, swept, scatters, strict=True)]
-    by_steps = [replays(one, own, scatter) for one, own, scatter in zip(found, recorded, scatters, strict=True)]
-    once = [replays(one, own, 0.0, 1) for one, own in zip(found, swept, strict=True)]
-    console.print(f"steps scatter about the model by {', '.join(f'{scatter:.1%}' for scatter in scatters)}")
+    factors = [factors_of(one, own) for one, own in zip(found, fits, strict=True)]
+    by_sweep = [replays(*one) for one in zip(found, swept, factors, strict=True)]
+    by_steps = [replays(*one) for one in zip(found, recorded, factors, strict=True)]
+    once = [replays(one, own, None, 1) for one, own in zip(found, swept, strict=True)]
+    for own in factors:
+        for spread, alike in {id(one): scatter_of(one) for one in own.values()}.values():
+            console.print(f"steps are off by {spread:.1%} (deviation), and {alike:.0%} of that is the next step's, too")
     rows = []
     for name in POLICIES:
         of_sweep, of_once = compared(name, found, by_sweep), compared(name, found, once)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 
@@ -130,15 +131,28 @@ def exported(lines: Iterable[str], file: Path) -> Path:
     return file
 
 
-def scattered(model: StepModel, spread: float, seed: str, of_run: float = 1.0) -> StepModel:
-    """The model's steps, each off by chance: times a factor with this deviation of its logarithm, and all of them by of_run."""
-    random = Random(seed)
+def scattered(model: StepModel, factors: Iterator[float]) -> StepModel:
+    """The model's steps, each times the next factor."""
 
     class Scattered(StepModel):
         def seconds(self, work: StepWork) -> float:
-            return StepModel.seconds(self, work) * of_run * random.lognormvariate(0.0, spread)
+            return StepModel.seconds(self, work) * next(factors)
 
     return Scattered(**asdict(model))
+
+
+def independent(spread: float, seed: str, of_run: float = 1.0) -> Iterator[float]:
+    """Factors by chance, each on its own: log-normal with this deviation of the logarithm; and all of them times of_run."""
+    random = Random(seed)
+    while True:
+        yield of_run * random.lognormvariate(0.0, spread)
+
+
+def in_order(factors: Sequence[float], seed: str) -> Iterator[float]:
+    """Those that there were, one after another from a place by chance on, and round again: a machine that is slow stays so for a
+    while, and what queues up meanwhile makes the slowest requests."""
+    start = Random(seed).randrange(len(factors))
+    return islice(cycle(factors), start, None)
 
 
 def simulate(load: int, trace: Path, policy: Candidate, shape: WorkerShape) -> list[Served]:

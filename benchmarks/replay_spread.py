@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 
 from replay_figures import Key, figures
-from replay_runs import NUM_BLOCKS, POLICIES, WORKER, candidate, requests, scattered, served_in
+from replay_runs import NUM_BLOCKS, POLICIES, WORKER, candidate, independent, requests, scattered, served_in
 from report import print_rows, write_json
 
 from fairlane.scheduler.simulator.shape import WorkerShape
@@ -33,7 +33,7 @@ STEPS = StepModel(fixed_s=18e-3, sequence_s=6e-4, weights_s=4e-3, token_s=1.05e-
 def worker(run: str, spread: float, machine: float) -> WorkerShape:
     """Another one for every run. spread: of each step's factor; machine: of the one that all of a run's steps have."""
     return WorkerShape(
-        step=scattered(STEPS, spread, run, Random(f"machine {run}").lognormvariate(0.0, machine)),
+        step=scattered(STEPS, independent(spread, run, Random(f"machine {run}").lognormvariate(0.0, machine))),
         num_blocks=NUM_BLOCKS - 1,
         max_num_seqs=WORKER.max_num_seqs,
         max_num_batched_tokens=WORKER.max_num_batched_tokens,

@@ -3,9 +3,11 @@ counts as another order of policies, as a step's time, and as scatter."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,16 @@ from fairlane.clock import FakeClock
 from fairlane.scheduler.executor import ExecutorInfo
 from fairlane.scheduler.fake_executor import FakeExecutor, StepTime
 from fairlane.scheduler.output import NewSequence, ScheduledSequence, ScheduleOutput
+from fairlane.scheduler.simulator.fit import cells_of, fit
 from fairlane.scheduler.simulator.step_time import StepModel
 from fairlane.scheduler.step_work import work_of
 from fairlane.worker.shape import shape_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from bench_replay import scatter_of, wrong_orders
-from replay_measure import IDLE_S, Watched
-from replay_runs import POLICIES, WORKER, candidate, exported, scattered, serve, simulate
+from bench_replay import factors_of, fits_of, off_by, scatter_of, wrong_orders
+from replay_measure import IDLE_S, Measured, Watched
+from replay_runs import POLICIES, WORKER, candidate, exported, in_order, independent, scattered, serve, simulate
 
 INFO = ExecutorInfo("known", 1000, 8192, 16, 100, (2,))
 CPU = StepModel(fixed_s=0.03, sequence_s=0.0003, weights_s=0.002, token_s=0.0012, context_s=9e-6, attention_s=1e-6)
@@ -94,15 +97,42 @@ def test_a_steps_time_has_the_schedulers_work_in_it_but_not_that_nobody_was_ther
     assert (steps, calls) == (pytest.approx([0.1, 0.1 + IDLE_S / 2, 0.1], abs=1e-3), 3)
 
 
-def test_scatter_is_that_of_the_steps_whatever_a_few_pauses_took() -> None:
-    noisy = scattered(CPU, 0.07, "a")
-    works = [work_of(1 + number % 16, 100 * number) for number in range(2000)]
-    steps = [(work, noisy.seconds(work) * (50 if number % 100 == 0 else 1)) for number, work in enumerate(works)]
-    assert scatter_of({1: steps}, {1: CPU}) == pytest.approx(0.07, rel=0.15)
+WORKS = [work_of(1 + number % 16, 100 * number) for number in range(2000)]
+
+
+def test_what_steps_were_off_by_is_found_again_whatever_the_worker_and_makes_it_neither_faster_nor_slower() -> None:
+    """A machine that is a fifth slower for twenty steps of a hundred, and a model that is two thirds of what it does."""
+    slow = [1.2 if number % 100 < 20 else 1.0 for number in range(len(WORKS))]
+    steps = [(work, 1.5 * factor * CPU.seconds(work)) for work, factor in zip(WORKS, slow, strict=True)]
+    factors = off_by(steps, CPU)
+    spread, alike = scatter_of(factors)
+    in_all = sum(factor * CPU.seconds(work) for factor, work in zip(factors, WORKS, strict=True))
+    assert [factor / factors[50] for factor in factors] == pytest.approx(slow)
+    assert (in_all, spread, alike > 0.9) == (
+        pytest.approx(sum(map(CPU.seconds, WORKS))), pytest.approx(math.log(1.2) * 0.4), True
+    )  # fmt: skip
+
+
+def test_a_loads_steps_are_off_as_those_of_the_other_half_that_its_fit_is_of() -> None:
+    steps = {load: [(work, (1 + load % 2) * CPU.seconds(work)) for work in WORKS] for load in range(4)}
+    steps[2] = [(work, seconds * (3 if number % 2 else 1)) for number, (work, seconds) in enumerate(steps[2])]
+    measured = Measured(shape_of(WORKER, INFO), fit(cells_of(steps[0])), {}, {}, steps, [])
+    fits = fits_of(measured)
+    factors = factors_of(measured, fits)
+    assert [fits[load].model.seconds(WORKS[9]) for load in (0, 2)] == [pytest.approx(2 * CPU.seconds(WORKS[9]), rel=1e-3)] * 2
+    assert factors[0] == factors[2] == pytest.approx([1.0] * 4000, rel=1e-2)
+    assert (factors[1] == factors[3], scatter_of(factors[1])[0] > 0.3) == (True, True)
+
+
+def test_factors_are_played_in_their_order_from_a_place_by_chance_on() -> None:
+    factors = [1.0, 2.0, 3.0, 4.0, 5.0]
+    played = {tuple(islice(in_order(factors, f"run {number}"), 7)) for number in range(60)}
+    twice = factors * 3
+    assert played == {tuple(twice[start : start + 7]) for start in range(5)}
 
 
 def test_a_replay_of_the_same_name_scatters_the_same_and_a_faster_run_is_faster_in_all_its_steps() -> None:
     works = [work_of(number, 50 * number) for number in range(1, 9)]
-    first, again, slower = scattered(CPU, 0.1, "x"), scattered(CPU, 0.1, "x"), scattered(CPU, 0.1, "x", of_run=1.5)
+    first, again, slower = (scattered(CPU, independent(0.1, "x", of_run)) for of_run in (1.0, 1.0, 1.5))
     times = [[steps.seconds(work) for work in works] for steps in (first, again, slower)]
     assert times == [times[0], times[0], pytest.approx([1.5 * seconds for seconds in times[0]])]
