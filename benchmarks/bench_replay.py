@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from statistics import correlation, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_figures import NAMES, Compared, Key, Run, compare
 from replay_measure import CLOCKS, Measured, measure
@@ -71,25 +71,23 @@ def _served(told: Queue[str], running: Sequence[Future[Measured]], total: int) -
                         one.result()
 
 
-def fits_of(measured: Measured) -> dict[int, Fit]:
-    """By load, a fit to the steps of other loads: of the half of them that it is not in."""
-    fits = [fit(cells_of([step for load in half for step in measured.steps[load]])) for half in halves(measured)]
-    return {load: fits[1 - number] for number, half in enumerate(halves(measured)) for load in half}
+class Recorded(NamedTuple):
+    """A fit to recorded steps, and by what each of them, in the order of the runs, is off from it."""
+
+    fit: Fit
+    factors: Sequence[float]
 
 
-def halves(measured: Measured) -> tuple[Sequence[int], Sequence[int]]:
+def recorded_of(measured: Measured) -> dict[int, Recorded]:
+    """By load, of the steps of other loads: of the half of them that it is not in."""
     loads = list(measured.steps)
-    return loads[0::2], loads[1::2]
-
-
-def factors_of(measured: Measured, fits: Mapping[int, Fit]) -> dict[int, Sequence[float]]:
-    """By load, measured / modelled of each step that its fit was made of, in the order of its runs."""
-    first, second = halves(measured)
-    by_half = [
-        off_by([step for load in own for step in measured.steps[load]], fits[other[0]].model)
-        for own, other in ((second, first), (first, second))
-    ]
-    return {load: factors for half, factors in zip((first, second), by_half, strict=True) for load in half}
+    halves = [loads[0::2], loads[1::2]]
+    found = []
+    for half in halves:
+        steps = [step for load in half for step in measured.steps[load]]
+        fitted = fit(cells_of(steps))
+        found.append(Recorded(fitted, off_by(steps, fitted.model)))
+    return {load: found[1 - number] for number, half in enumerate(halves) for load in half}
 
 
 def off_by(steps: Sequence[tuple[StepWork, float]], model: StepModel) -> list[float]:
@@ -136,17 +134,14 @@ def compared(name: str, found: Sequence[Measured], made: Sequence[Replays]) -> d
     return compare([run for run, _ in pairs], [own for _, own in pairs])
 
 
-def rows_of(found: Sequence[Measured], fits: Sequence[Mapping[int, Fit]]) -> list[dict[str, Any]]:
-    """fits: each process's, to recorded steps, by load."""
-    recorded = [{load: one.model for load, one in own.items()} for own in fits]
+def rows_of(found: Sequence[Measured], recorded: Sequence[Mapping[int, Recorded]]) -> list[dict[str, Any]]:
+    """recorded: each process's, by load."""
+    fitted = [{load: one.fit.model for load, one in own.items()} for own in recorded]
     swept = [dict.fromkeys(one.steps, one.sweep.model) for one in found]
-    factors = [factors_of(one, own) for one, own in zip(found, fits, strict=True)]
+    factors = [{load: one.factors for load, one in own.items()} for own in recorded]
     by_sweep = [replays(*one) for one in zip(found, swept, factors, strict=True)]
-    by_steps = [replays(*one) for one in zip(found, recorded, factors, strict=True)]
+    by_steps = [replays(*one) for one in zip(found, fitted, factors, strict=True)]
     once = [replays(one, own, None, 1) for one, own in zip(found, swept, strict=True)]
-    for own in factors:
-        for spread, alike in {id(one): scatter_of(one) for one in own.values()}.values():
-            console.print(f"steps are off by {spread:.1%} (deviation), and {alike:.0%} of that is the next step's, too")
     rows = []
     for name in POLICIES:
         of_sweep, of_once = compared(name, found, by_sweep), compared(name, found, once)
@@ -221,13 +216,15 @@ def main() -> None:
             "--processes: each needs two loads, one to fit to and one to compare, so at least 1 and at most half of --loads"
         )
     found = measure_all(given)
-    fits = [fits_of(one) for one in found]
-    rows = rows_of(found, fits)
+    recorded = [recorded_of(one) for one in found]
+    rows = rows_of(found, recorded)
     print_rows(f"the same loads, measured and simulated; {given.loads} of them, each {given.repeats} times", rows)
-    for one, by_steps in zip(found, fits, strict=True):
+    for one, by_load in zip(found, recorded, strict=True):
         console.print(f"fitted to the sweep: {one.sweep.model}; {len(one.sweep.cells)} kinds of steps")
-        for fitted in {id(one): one for one in by_steps.values()}.values():
+        for fitted, factors in {id(own): own for own in by_load.values()}.values():
+            spread, alike = scatter_of(factors)
             console.print(f"fitted to steps: {fitted.model}; off by {fitted.mape:.1%} on average, {fitted.worst:.1%} at worst")
+            console.print(f"those steps are off by {spread:.1%} (deviation), and {alike:.0%} of that is the next step's, too")
         if one.paces:
             console.print(f"a second of this machine was worth {min(one.paces):.2f} to {max(one.paces):.2f} of the clock")
     checks = checks_of(rows, [one.sweep for one in found])

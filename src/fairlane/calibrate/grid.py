@@ -51,6 +51,10 @@ class Point:
         ends = [*(length + 1 for length in self.lengths()), *(self.start + chunk for chunk in self.chunks())]
         return sum(-(-(end + ROOM) // block_size) for end in ends) + self.copies
 
+    def is_held_by(self, info: ExecutorInfo) -> bool:
+        """Whether memory has those blocks."""
+        return self.num_blocks(info.block_size) < info.num_blocks
+
 
 def points_for(config: WorkerConfig, info: ExecutorInfo) -> list[Point]:
     """What fits this worker's limits and memory, in an order without meaning, so that a machine that becomes slower does not make
@@ -81,7 +85,7 @@ def _up_to(values: tuple[int, ...], most: int) -> list[int]:
 def _held(points: Sequence[Point], info: ExecutorInfo) -> list[Point]:
     """Those that memory holds; of so many sequences of which it holds none, the shortest with as much context as it does hold:
     a worker with little memory is busy like that, and a line through fewer sequences does not say how long its steps are."""
-    held = [point for point in points if point.num_blocks(info.block_size) < info.num_blocks]
+    held = [point for point in points if point.is_held_by(info)]
     missing = {point.decodes for point in points} - {point.decodes for point in held}
     shortest = [min((p for p in points if p.decodes == number), key=lambda p: p.context) for number in sorted(missing)]
     return held + [_shortened(point, info) for point in shortest]
@@ -89,8 +93,7 @@ def _held(points: Sequence[Point], info: ExecutorInfo) -> list[Point]:
 
 def _shortened(point: Point, info: ExecutorInfo) -> Point:
     """With as much of its context as memory holds, which may be none."""
-    contexts = range(point.context + 1)
-    too_long = bisect_left(contexts, info.num_blocks, key=lambda c: replace(point, context=c).num_blocks(info.block_size))
+    too_long = bisect_left(range(point.context + 1), True, key=lambda c: not replace(point, context=c).is_held_by(info))
     return replace(point, context=max(0, too_long - 1))
 
 
@@ -100,5 +103,5 @@ def _fits(point: Point, config: WorkerConfig, info: ExecutorInfo) -> bool:
         point.decodes + len(point.chunks()) <= config.max_num_seqs
         and point.decodes + point.chunk <= config.max_num_batched_tokens
         and longest <= info.max_model_len
-        and point.num_blocks(info.block_size) < info.num_blocks
+        and point.is_held_by(info)
     )

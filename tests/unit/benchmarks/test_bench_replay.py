@@ -24,7 +24,7 @@ from fairlane.worker.shape import shape_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from bench_replay import factors_of, fits_of, off_by, scatter_of, wrong_orders
+from bench_replay import off_by, recorded_of, scatter_of, wrong_orders
 from replay_measure import IDLE_S, Measured, Watched
 from replay_runs import POLICIES, WORKER, candidate, exported, in_order, independent, scattered, serve, simulate
 
@@ -117,9 +117,11 @@ def test_a_loads_steps_are_off_as_those_of_the_other_half_that_its_fit_is_of() -
     steps = {load: [(work, (1 + load % 2) * CPU.seconds(work)) for work in WORKS] for load in range(4)}
     steps[2] = [(work, seconds * (3 if number % 2 else 1)) for number, (work, seconds) in enumerate(steps[2])]
     measured = Measured(shape_of(WORKER, INFO), fit(cells_of(steps[0])), {}, {}, steps, [])
-    fits = fits_of(measured)
-    factors = factors_of(measured, fits)
-    assert [fits[load].model.seconds(WORKS[9]) for load in (0, 2)] == [pytest.approx(2 * CPU.seconds(WORKS[9]), rel=1e-3)] * 2
+    recorded = recorded_of(measured)
+    factors = {load: one.factors for load, one in recorded.items()}
+    assert [recorded[load].fit.model.seconds(WORKS[9]) for load in (0, 2)] == [
+        pytest.approx(2 * CPU.seconds(WORKS[9]), rel=1e-3)
+    ] * 2
     assert factors[0] == factors[2] == pytest.approx([1.0] * 4000, rel=1e-2)
     assert (factors[1] == factors[3], scatter_of(factors[1])[0] > 0.3) == (True, True)
 
